@@ -1,0 +1,1 @@
+"""Watching a compilation from outside: deleting this folder leaves the compiler working."""

@@ -1,0 +1,1 @@
+"""Planning algorithms on plain numbers: no torch here."""
