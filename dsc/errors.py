@@ -1,0 +1,193 @@
+"""What can go wrong, a class per mistake.  Every message is here, and says what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+
+class DscWarning(UserWarning):
+    """Something works, but not as well as it could."""
+
+
+class DscError(Exception):
+    """Any mistake that dsc reports.  The fields of a subclass are its facts; ``str`` makes the sentence of them."""
+
+    def __reduce__(self) -> tuple[type[DscError], tuple[object, ...]]:
+        """Travel between processes: the exception's own ``args`` miss what was given by keyword."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'fuse'?`` where some known name is near, else the list of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"use one of {', '.join(map(repr, names))}." if names else "there is none to choose."
+
+
+@dataclass(eq=False, repr=False)
+class UnknownOption(DscError):
+    """A key that names no option of dsc, or of a pass."""
+
+    name: str
+    known: tuple[str, ...]
+    owner: str = "dsc"
+
+    def __str__(self) -> str:
+        return f"{self.name!r} is not an option of {self.owner}; {nearest(self.name, self.known)}"
+
+
+@dataclass(eq=False, repr=False)
+class BadOption(DscError):
+    """An option whose value has the wrong type or is not one of its values."""
+
+    name: str
+    value: object
+    expected: str
+
+    def __str__(self) -> str:
+        return f"Option {self.name!r} cannot be {self.value!r}; give {self.expected}."
+
+
+@dataclass(eq=False, repr=False)
+class OptionNotYet(BadOption):
+    """An option that is planned, and that this version does not act on."""
+
+    expected: str = "nothing"
+
+    def __str__(self) -> str:
+        return f"Option {self.name!r} is not available yet in this version; leave it out."
+
+
+@dataclass(eq=False, repr=False)
+class UnknownTarget(DscError):
+    """A machine that is not in the table of targets."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} is not a target that dsc knows; {nearest(self.name, self.known)}"
+
+
+@dataclass(eq=False, repr=False)
+class UnknownPass(DscError):
+    """A pipeline string that names a pass that does not exist."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} is not a pass; {nearest(self.name, self.known)}"
+
+
+@dataclass(eq=False, repr=False)
+class BadPassOrder(DscError):
+    """Two passes of a pipeline that cannot stand in this order."""
+
+    pass_name: str
+    problem: str
+    move: str
+
+    def __str__(self) -> str:
+        return f"Pass {self.pass_name!r} {self.problem}; {self.move}."
+
+
+@dataclass(eq=False, repr=False)
+class PassFailed(DscError):
+    """A pass raised, or left an illegal graph.  ``cause`` is what happened, chained as ``__cause__`` too."""
+
+    pass_name: str
+    cause: BaseException
+    earlier: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        after = f" after {', '.join(self.earlier)}" if self.earlier else ""
+        if isinstance(self.cause, DscError):
+            return f"Pass {self.pass_name!r} failed{after}: {self.cause}"
+        what = f"{type(self.cause).__name__}: {self.cause}".rstrip(".")
+        return f"Pass {self.pass_name!r} failed{after}: {what}; leave it out by options={{'passes': ...}}, and please report it."
+
+
+@dataclass(eq=False, repr=False)
+class InvalidGraph(DscError):
+    """A graph that breaks an invariant.  ``node`` is empty where the problem is in no one node."""
+
+    where: str
+    node: str
+    problem: str
+
+    def __str__(self) -> str:
+        at = f" at node {self.node!r}" if self.node else ""
+        return f"The graph is not legal {self.where}{at}: {self.problem}."
+
+
+@dataclass(eq=False, repr=False)
+class CacheUnusable(DscError):
+    """A cache folder that cannot be written, or that others could write to."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"The cache folder {self.path!r} cannot be used: {self.reason}; "
+            "name another by options={'cache_dir': ...} or DSC_CACHE_DIR."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class CompilerMissing(DscError):
+    """No C++ compiler among those tried."""
+
+    tried: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"No C++ compiler was found (tried {', '.join(self.tried)}); install g++ or clang++, "
+            "name one by options={'cxx': ...} or DSC_CXX, or do without by options={'emit': 'aten'}."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class InfeasibleBudget(DscError):
+    """A memory budget below what any plan needs."""
+
+    budget: int
+    least: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"A memory budget of {self.budget / 2**30:.2f} GiB cannot be met: {self.reason}; "
+            f"give at least {self.least / 2**30:.2f} GiB or a smaller batch."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class CodegenFailed(DscError):
+    """A kernel that could not be emitted, compiled or loaded."""
+
+    kernel: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"No code could be made for kernel {self.kernel!r}: {self.reason}; "
+            "run without generated kernels by options={'emit': 'aten'}, and please report it."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class Untraceable(DscError):
+    """Something in the user's model that cannot be put into a graph."""
+
+    what: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be traced: {self.reason}; {self.instead}."

@@ -1,0 +1,117 @@
+"""The options of a compilation: ``torch.compile(model, backend="dsc", options={...})``.
+
+This is the only file that reads ``DSC_*`` variables.  What is written in ``options`` wins over them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from dsc.errors import BadOption, OptionNotYet, UnknownOption
+
+Numerics = Literal["eager", "fast"]
+Emit = Literal["auto", "cpp", "triton", "aten"]
+
+
+@dataclass(frozen=True)
+class Options:
+    target: str | None = None
+    """A machine to compile for, by its name in ``dsc.target``; None is the device that the tensors live on."""
+
+    numerics: Numerics = "eager"
+    """eager rounds low-precision values where eager does; fast rounds at stores and explicit casts only."""
+
+    emit: Emit = "auto"
+    """Which kernels to write; aten writes none and calls PyTorch's."""
+
+    passes: str | None = None
+    """A pipeline, such as ``canonicalize,fuse{max_nodes=4}``; None is the default one."""
+
+    verify: bool = True
+    """Check the graph after every pass."""
+
+    cache_dir: str | None = None
+    """Where compiled kernels are kept; None is ``default_cache_dir()``."""
+
+    cxx: str | None = None
+    """The C++ compiler; None is the first one found."""
+
+    on_compile: Callable[[object], None] | None = None
+    """Called once for every compiled graph, with its report."""
+
+    mode: str | None = None
+    """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
+
+
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "numerics": ("eager", "fast"),
+    "emit": ("auto", "cpp", "triton", "aten"),
+}
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+NOT_YET = ("memory_budget", "precision", "sparsity")
+ENVIRONMENT: Mapping[str, str] = {
+    "DSC_CACHE_DIR": "cache_dir",
+    "DSC_CXX": "cxx",
+    "DSC_EMIT": "emit",
+    "DSC_VERIFY": "verify",
+    "DSC_NUMERICS": "numerics",
+    "DSC_PASSES": "passes",
+}
+SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+KEYS = tuple(f.name for f in fields(Options) if f.name != "mode")
+
+
+def parse(options: Mapping[str, object] | None, mode: str | None, environ: Mapping[str, str]) -> Options:
+    """The options of one call of torch.compile, checked.
+
+    1. A key of ``options`` wins over its variable in ``environ``; an empty variable counts as unset.
+    2. An unknown key, a planned one, a wrong type or a wrong value raises.
+    3. An unknown ``DSC_*`` variable is left alone: it may be for another version.
+    """
+    if mode not in MODES:
+        raise BadOption("mode", mode, f"one of {', '.join(repr(m) for m in MODES if m)}, or leave it out")
+    values: dict[str, object] = {"mode": mode}
+    for variable, name in ENVIRONMENT.items():
+        if text := environ.get(variable):
+            values[name] = checked(name, switch(variable, text) if name == "verify" else text, variable)
+    for name, value in (options or {}).items():
+        if name in NOT_YET:
+            raise OptionNotYet(name, value)
+        if name not in KEYS:
+            raise UnknownOption(name, KEYS)
+        values[name] = checked(name, value, name)
+    return Options(**values)  # type: ignore[arg-type]  # checked one by one
+
+
+def checked(name: str, value: object, shown: str) -> object:
+    """``value`` if option ``name`` may have it.  ``shown`` is what the user wrote: the key or the variable."""
+    if name in VALUES:
+        if value not in VALUES[name]:
+            raise BadOption(shown, value, f"one of {', '.join(map(repr, VALUES[name]))}")
+    elif name == "verify":
+        if not isinstance(value, bool):
+            raise BadOption(shown, value, "True or False")
+    elif name == "on_compile":
+        if value is not None and not callable(value):
+            raise BadOption(shown, value, "a function of one argument, or None")
+    elif value is not None and not isinstance(value, str):
+        raise BadOption(shown, value, "a string, or None")
+    return value
+
+
+def switch(variable: str, text: str) -> bool:
+    """``1``, ``true`` and ``on``; ``0``, ``false`` and ``off``."""
+    try:
+        return SWITCH[text.lower()]
+    except KeyError:
+        raise BadOption(variable, text, "1 or 0") from None
+
+
+def default_cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/dsc``, or ``~/.cache/dsc``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dsc"
