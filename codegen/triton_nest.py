@@ -1,0 +1,171 @@
+"""How a kernel lies on Triton's tiles: order of the axes, which one is contiguous, tile sizes, number of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import sympy
+
+from dsc.codegen.kernel import Axis, Index, Kernel
+from dsc.codegen.triton_index import bound
+
+PERSISTENT = 16384
+"""Most elements of a tile that holds a whole reduction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tile sizes (powers of two) and launch options. A kernel has to be run with the schedule it was emitted for."""
+
+    XB: int = 1
+    """Points of the parallel axes in a tile."""
+    RB: int = 1
+    """Points of the reduce axes in a tile: all of them (the kernel is persistent) or it loops."""
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A kernel without its axes of extent 1, each kind of axis in linear order: the last varies fastest."""
+
+    kernel: Kernel
+    parallel: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    x_inner: bool
+    """Whether the contiguous side of a tile is the parallel one."""
+    wide: bool
+    """Whether index arithmetic needs 64 bits."""
+    sizes: tuple[str, ...]
+    """Those of the kernel as it came: its arguments."""
+
+    @property
+    def rank(self) -> int:
+        return bool(self.parallel) + bool(self.reduced)
+
+    @property
+    def xn(self) -> Index:
+        return extent(self.parallel)
+
+    @property
+    def rn(self) -> Index:
+        return extent(self.reduced)
+
+    def persistent(self, schedule: Schedule) -> bool:
+        return bool(self.rn <= schedule.RB) if self.rn.is_number else False
+
+
+def extent(axes: tuple[Axis, ...]) -> Index:
+    return sympy.Mul(*(sympy.sympify(a.extent) for a in axes))
+
+
+def nest(kernel: Kernel) -> Nest:
+    sizes = kernel.sizes
+    kernel = _without_units(kernel)
+    accesses = [v.access[1] for v in kernel.lets if v.op == "load"] + [s.index for s in kernel.stores]
+    votes = {a.name: sum(_votes(index, a, kernel) for index in accesses) for a in kernel.axes}
+    parallel, reduced = _fastest_last(kernel.parallel, votes), _fastest_last(kernel.reduced, votes)
+    x_inner = bool(parallel) and bool(reduced) and votes[parallel[-1].name] > votes[reduced[-1].name]
+    return Nest(kernel, parallel, reduced, x_inner, _wide(kernel), sizes)
+
+
+def _without_units(kernel: Kernel) -> Kernel:
+    units = {a.name for a in kernel.axes if a.extent == 1}
+    if not units:
+        return kernel
+
+    def fix(e: object) -> Index:
+        index = sympy.sympify(e)
+        return index.xreplace({s: sympy.S.Zero for s in index.free_symbols if s.name in units})
+
+    lets = []
+    for v in kernel.lets:
+        match v.attr:
+            case (buffer, index):
+                lets.append(replace(v, attr=(buffer, fix(index))))
+            case index if v.op == "index":
+                lets.append(replace(v, attr=fix(index)))
+            case _:
+                lets.append(v)
+    return replace(
+        kernel,
+        axes=tuple(a for a in kernel.axes if a.name not in units),
+        lets=tuple(lets),
+        stores=tuple(replace(s, index=fix(s.index)) for s in kernel.stores),
+    )
+
+
+def _votes(index: Index, axis: Axis, kernel: Kernel) -> int:
+    """How much an access wants ``axis`` to be the contiguous one: the number of its axes, or 0."""
+    index = sympy.sympify(index)
+    names = {a.name for a in kernel.axes}
+    mine = [s for s in index.free_symbols if s.name == axis.name]
+    if not mine or sympy.expand(index.xreplace({mine[0]: mine[0] + 1}) - index) != 1:
+        return 0
+    return sum(s.name in names for s in index.free_symbols)
+
+
+def _fastest_last(axes: tuple[Axis, ...], votes: Mapping[str, int]) -> tuple[Axis, ...]:
+    if len(axes) < 2:
+        return axes
+    best = max(range(len(axes)), key=lambda i: (votes[axes[i].name], i))
+    return (*axes[:best], *axes[best + 1 :], axes[best])
+
+
+def _wide(kernel: Kernel) -> bool:
+    """Whether an index or a linear number of points may leave 31 bits; sizes that are not known may."""
+    extents = {v.name: 1 for v in kernel.lets}  # values are i64: what is multiplied by them is, too
+    for a in kernel.axes:
+        if not sympy.sympify(a.extent).is_number:
+            return True
+        extents[a.name] = int(a.extent)
+    counts = [extent(kernel.parallel), extent(kernel.reduced)]
+    bounds = [bound(sympy.sympify(e), extents) for e in (*counts, *kernel.expressions())]
+    # a tile may overshoot by its own size
+    return any(b is None or b + PERSISTENT >= 2**31 for b in bounds)
+
+
+def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
+    """Tiles by rule of thumb for a GPU, or wide ones for the interpreter, which takes its time by program.
+
+    1. no reduction: 1024 points, 4 warps
+    2. a row fits a tile and is its contiguous side: as many whole rows as make 2048 points
+    3. it fits, but the parallel side is contiguous: at least 32 columns, so that a warp reads whole lines
+    4. it does not fit: loop, with 2048 points in a tile
+    """
+    n = nest(kernel)
+    budget = 65536 if interpreter else 2048
+    if not n.reduced:
+        xb = _fit(n.xn, 65536 if interpreter else 1024)
+        return Schedule(xb, 1, max(1, min(4, xb // 256)))
+    least = 32 if n.x_inner else 1
+    rb = _fit(n.rn, PERSISTENT // _fit(n.xn, least))
+    if not (n.rn.is_number and n.rn <= rb):
+        rb = min(rb, 64 if n.x_inner else 2048)
+    xb = _fit(n.xn, max(least, budget // rb))
+    return Schedule(xb, rb, max(1, min(16, xb * rb // 512)))
+
+
+def _fit(n: Index, most: int) -> int:
+    """The least power of two that is at least ``n``, or ``most``."""
+    if not n.is_number:
+        return most
+    return min(most, 1 << max(0, int(n) - 1).bit_length())
+
+
+def grid(kernel: Kernel, schedule: Schedule, sizes: Mapping[str, int]) -> int:
+    """Number of programs; 0 where there is nothing to compute."""
+    return -(-evaluate(extent(kernel.parallel), sizes) // schedule.XB)
+
+
+def evaluate(e: Index, sizes: Mapping[str, int]) -> int:
+    e = sympy.sympify(e)
+    return int(e.xreplace({s: sympy.Integer(sizes[s.name]) for s in e.free_symbols}))
+
+
+def tiles(kernel: Kernel, schedule: Schedule) -> dict[str, int]:
+    """The constexpr arguments of the kernel."""
+    n = nest(kernel)
+    sides = {"XB": (n.parallel, schedule.XB), "RB": (n.reduced, schedule.RB)}
+    return {name: size for name, (axes, size) in sides.items() if axes}

@@ -1,0 +1,232 @@
+"""Running emitted Triton: interpreted on the CPU, compiled on a GPU, or only compiled, for a GPU that is elsewhere.
+
+The interpreter works by replacing functions of ``triton.language`` while a kernel runs.  Here that is kept within one
+launch, under a lock, together with what Triton 3.7 lacks: bf16 rounded to nearest even and widened exactly, ``fma``
+rounded once, and reductions that combine whole slices (Triton combines element by element, in Python).
+Setting ``TRITON_INTERPRET`` is neither needed nor harmful for ``interpreted``; the other two want it unset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import interpreter
+
+from dsc.codegen.kernel import Kernel
+from dsc.codegen.triton import Schedule, default_schedule, emit, grid, tiles
+from dsc.codegen.triton_nest import evaluate, extent
+
+Launcher = Callable[[int, Sequence[object], Mapping[str, int], Schedule], None]
+"""(programs, positional arguments, tiles, schedule)"""
+
+_SIGNATURE = {
+    "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "f64": "*fp64", "i64": "*i64",
+    "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8", "b1": "*i1",
+}  # fmt: skip
+
+_LANGUAGE = threading.RLock()
+"""Held while ``triton.language`` is the interpreter's: nothing may be compiled meanwhile."""
+
+
+class CheckFailed(RuntimeError):
+    """A ``check`` of a kernel failed: an index was out of range."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(f"kernel {kernel.name}: index out of range")
+        self.kernel = kernel
+
+
+def launch(
+    kernel: Kernel,
+    schedule: Schedule,
+    fn: Launcher,
+    tensors: Sequence[torch.Tensor],
+    sizes: Mapping[str, int],
+    fail: torch.Tensor | None = None,
+) -> None:
+    """Run ``kernel`` on ``tensors``, in the order of its buffers.
+
+    A failed check raises ``CheckFailed``, or only sets ``fail`` where the caller gave one (int32, one element), to
+    look at it later: looking waits for the GPU.
+    """
+    programs = grid(kernel, schedule, sizes)
+    if programs == 0:
+        return
+    arguments: list[object] = [*tensors, *(sizes[s] for s in kernel.sizes)]
+    if not kernel.checks:
+        fn(programs, arguments, tiles(kernel, schedule), schedule)
+        return
+    flag = torch.zeros(1, dtype=torch.int32, device=tensors[0].device) if fail is None else fail
+    if _none_passes(kernel, sizes):
+        flag.fill_(1)
+    else:
+        fn(programs, [*arguments, flag], tiles(kernel, schedule), schedule)
+    if fail is None and flag.item():
+        raise CheckFailed(kernel)
+
+
+def _none_passes(kernel: Kernel, sizes: Mapping[str, int]) -> bool:
+    """Whether a check is against size 0, so that not even index 0 may be loaded."""
+    empty = any(v.op == "check" and evaluate(sympy.sympify(v.attr), sizes) <= 0 for v in kernel.lets)
+    return empty and evaluate(extent(kernel.axes), sizes) > 0
+
+
+def compiled(source: str, name: str) -> Launcher:
+    """The kernel for CUDA tensors, compiled by Triton at the first launch."""
+    fn = _module(source)[name]
+
+    def run(programs: int, arguments: Sequence[object], constants: Mapping[str, int], schedule: Schedule) -> None:
+        options = {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages}
+        with _LANGUAGE:
+            fn[(programs,)](*arguments, **constants, **options)
+
+    return run
+
+
+def interpreted(source: str, name: str) -> Launcher:
+    """The kernel for CPU tensors, run by Triton's interpreter."""
+    module = _module(source)
+    for key, value in list(module.items()):
+        if isinstance(value, (triton.JITFunction, interpreter.InterpretedFunction)):
+            module[key] = interpreter.FunctionRewriter(value.fn).rewrite_ast()
+    fn = module[name]
+
+    def run(programs: int, arguments: Sequence[object], constants: Mapping[str, int], schedule: Schedule) -> None:
+        with _interpreting(fn):
+            values = [interpreter._implicit_cvt(a) for a in arguments]
+            interpreter.interpreter_builder.set_grid_dim(programs, 1, 1)
+            for i in range(programs):
+                interpreter.interpreter_builder.set_grid_idx(i, 0, 0)
+                fn(*values, **constants)
+
+    return run
+
+
+def _module(source: str) -> dict[str, Any]:
+    """The names that ``source`` defines. Triton reads a function's text, so Python has to know it by a file name."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    file = f"<dsc triton {digest}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module: dict[str, Any] = {"__name__": f"dsc_triton_{digest}"}
+    exec(compile(source, file, "exec"), module)
+    return module
+
+
+# -- the interpreter, for the time of one launch
+
+
+@contextmanager
+def _interpreting(fn: Callable[..., None]) -> Iterator[None]:
+    builder = interpreter.interpreter_builder
+    with _LANGUAGE, ExitStack() as undo:
+        undo.enter_context(np.errstate(all="ignore"))
+        scope = interpreter._patch_lang(fn)
+        undo.callback(scope.restore)
+        scope.set_attr(tl, "reduce", _reduce)
+        for name, method in (("cast_impl", _cast), ("create_fma", _fma)):
+            setattr(builder, name, method)  # on the one object, over the methods of its class
+            undo.callback(delattr, builder, name)
+        yield
+
+
+def _cast(source: Any, target: Any) -> Any:
+    data, old, new = source.data, source.dtype.scalar, target.scalar
+    if (old, new) == (tl.float32, tl.bfloat16):
+        bits = np.ascontiguousarray(data).view(np.uint32)
+        even = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return interpreter.TensorHandle(np.where(np.isnan(data), np.uint16(0x7FC0), even), new)
+    if (old, new) == (tl.bfloat16, tl.float32):
+        return interpreter.TensorHandle((data.astype(np.uint32) << 16).view(np.float32), new)
+    return interpreter.InterpreterBuilder.cast_impl(interpreter.interpreter_builder, source, target)
+
+
+def _fma(x: Any, y: Any, z: Any) -> Any:
+    if z.data.dtype == np.float32:
+        exact = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(exact.astype(np.float32), z.dtype.scalar)
+    return interpreter.InterpreterBuilder.create_fma(interpreter.interpreter_builder, x, y, z)
+
+
+def _reduce(value: Any, axis: int, combine: Callable[[Any, Any], Any], keep_dims: bool = False) -> Any:
+    """The upper half of the slices into the lower one until one is left, as threads do it."""
+    data = value.handle.data
+    while data.shape[axis] > 1:
+        low, high = np.split(data, 2, axis=axis)
+        data = combine(_tensor(low, value.dtype), _tensor(high, value.dtype)).handle.data
+    if keep_dims or data.ndim > 1:
+        return _tensor(data if keep_dims else data.squeeze(axis), value.dtype)
+    return tl.core.tensor(interpreter.TensorHandle(data, value.dtype), value.dtype)
+
+
+def _tensor(data: Any, dtype: Any) -> Any:
+    return tl.core.tensor(interpreter.TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)))
+
+
+# -- compiling for a GPU that need not be here
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledInfo:
+    regs: int
+    """Per thread."""
+    spills: int
+    """Bytes of registers stored to memory, per thread."""
+    shared: int
+    """Bytes of shared memory, per block."""
+    ptx: str
+    cubin: bytes
+
+
+def cross_compile(
+    kernel: Kernel, schedule: Schedule | None = None, capability: int = 90, *, aligned: bool = True
+) -> CompiledInfo:
+    """Compile for compute capability ``capability`` (80, 90) without a GPU.
+
+    ``aligned`` promises pointers that are multiples of 16 bytes and, as Triton does for the sizes that it sees, nothing
+    about the sizes.
+    """
+    schedule = schedule or default_schedule(kernel)
+    fn = _module(emit(kernel, schedule))[kernel.name]
+    constants = tiles(kernel, schedule)
+    types = [_SIGNATURE[b.dtype] for b in kernel.buffers] + ["i32"] * len(kernel.sizes) + ["*i32"] * kernel.checks
+    types += ["constexpr"] * len(constants)
+    pointers = [i for i, t in enumerate(types) if t.startswith("*")]
+    hints = {(i,): [["tt.divisibility", 16]] for i in pointers} if aligned else {}
+    source = ASTSource(fn, dict(zip(fn.arg_names, types)), constants, hints)
+    options = {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages}
+    with _LANGUAGE:
+        out = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx, cubin = str(out.asm["ptx"]), bytes(out.asm["cubin"])
+    regs, spills = _resources(ptx)
+    return CompiledInfo(regs, spills, int(out.metadata.shared), ptx, cubin)
+
+
+def _resources(ptx: str) -> tuple[int, int]:
+    """Registers and bytes of spill stores, of which Triton keeps no record without a GPU: ptxas tells."""
+    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert found is not None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ptx")
+        file.write_text(ptx)
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", str(file), "-o", "/dev/null"]
+        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    numbers = [re.search(pattern, log) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
+    regs, spills = (int(m[1]) if m else 0 for m in numbers)
+    return regs, spills
