@@ -9,7 +9,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch.fx import GraphModule
 
@@ -127,7 +127,7 @@ SYNTAX = "a list such as 'canonicalize,fuse{max_nodes=4}'"
 ITEM = re.compile(r"""\s*(?P<name>[\w-]+)\s*(?:\{(?P<options>(?:"(?:\\.|[^"\\])*"|[^{}"])*)\})?\s*(?P<end>,|$)""")
 OPTION = re.compile(r"""\s*(?P<key>\w+)\s*=\s*(?P<value>"(?:\\.|[^"\\])*"|[^,"{}=]*?)\s*(?P<end>,|$)""")
 BARE = re.compile(r"[\w.:/+-]+")
-KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+KINDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def parse(text: str, known: Mapping[str, type[Pass]]) -> tuple[Pass, ...]:
@@ -163,7 +163,16 @@ def _build(name: str, options: str, known: Mapping[str, type[Pass]]) -> Pass:
     return known[name](**values)
 
 
-def _value(name: str, kind: type, text: str) -> object:
+def _value(name: str, kind: Any, text: str) -> object:
+    """``text`` as a value of the type ``kind``: one of KINDS, a Literal of strings, or either of them or None."""
+    parts = typing.get_args(kind)
+    if type(None) in parts:
+        rest = [t for t in parts if t is not type(None)]
+        return None if text == "none" else _value(name, rest[0] if len(rest) == 1 else object, text)
+    if typing.get_origin(kind) is Literal:
+        if text in parts:
+            return text
+        raise BadOption(name, text, f"one of {', '.join(map(repr, parts))}")
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
@@ -173,7 +182,7 @@ def _value(name: str, kind: type, text: str) -> object:
             return kind(text)
     except (ValueError, KeyError):
         raise BadOption(name, text, KINDS[kind]) from None
-    raise BadOption(name, text, "no value here: this option cannot be written as text")
+    raise BadOption(name, text, "it from Python instead: a value of this type cannot be written as text")
 
 
 def _spell_one(p: Pass) -> str:
@@ -190,7 +199,9 @@ def _spell_value(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
+        case None:
+            return "none"
         case str():
-            return value if BARE.fullmatch(value) else json.dumps(value)
+            return value if BARE.fullmatch(value) and value != "none" else json.dumps(value)
         case _:
             return repr(value)

@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 
 from dsc import ops
 from dsc.notes import decided
-from dsc.torch_shim import OpOverload, sym_expr
+from dsc.torch_shim import Max, OpOverload, sym_expr
 
 SHORT: dict[torch.dtype, str] = {
     **ops.SHORT,
@@ -106,9 +106,9 @@ def is_contiguous(shape: Sequence[int | torch.SymInt], stride: Sequence[int | to
 
 def _at_least_one(e: Any) -> Any:
     """``Max(1, u0)`` -> ``u0``: a stride counts an empty dimension as one."""
-    if isinstance(e, int) or not e.has(sympy.Max):
+    if isinstance(e, int) or not e.has(Max):
         return e
-    return e.replace(sympy.Max, lambda *a: sympy.Mul(*(x for x in a if x != 1)))
+    return e.replace(Max, lambda *a: sympy.Mul(*(x for x in a if x != 1)))
 
 
 def arg(a: object) -> str:

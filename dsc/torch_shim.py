@@ -24,6 +24,8 @@ PythonMod = functions.PythonMod
 CleanDiv = functions.CleanDiv  # a FloorDiv known to leave no rest
 CeilDiv = functions.CeilDiv
 Where = functions.Where
+Max = functions.Max  # what sizes are made of: not sympy.Max
+Min = functions.Min
 
 # Taken from torch when first used: see _HOMES.
 aot_autograd: Callable[..., Any]

@@ -226,9 +226,10 @@ def _aliased(op: object) -> tuple[tuple[int, str], ...]:
     """Parameters whose memory the op gives back."""
     if not isinstance(op, OpOverload):
         return ()
-    sets = [r.alias_info.before_set for r in op._schema.returns if r.alias_info]
+    given = {name for r in op._schema.returns if r.alias_info for name in r.alias_info.before_set}
+    given.add("*")  # what is given back in a list, as by split
     return tuple(
         (i, a.name)
         for i, a in enumerate(op._schema.arguments)
-        if a.alias_info and any(a.alias_info.before_set & s for s in sets)
+        if a.alias_info and (a.alias_info.before_set | a.alias_info.after_set) & given
     )

@@ -1,0 +1,89 @@
+import pickle
+import re
+
+import pytest
+
+from dsc import errors
+
+CASES = [
+    (
+        errors.UnknownOption("numeric", ("numerics", "emit")),
+        "'numeric' is not an option of dsc; did you mean 'numerics'?",
+    ),
+    (errors.UnknownOption("zzz", ("b", "a")), "'zzz' is not an option of dsc; use one of 'a', 'b'."),
+    (errors.UnknownOption("n", (), "pass 'fuse'"), "'n' is not an option of pass 'fuse'; there is none to choose."),
+    (errors.BadOption("emit", "rust", "'cpp' or 'triton'"), "Option 'emit' cannot be 'rust'; give 'cpp' or 'triton'."),
+    (
+        errors.OptionNotYet("memory_budget", 1),
+        "Option 'memory_budget' is not available yet in this version; leave it out.",
+    ),
+    (errors.UnknownTarget("H10", ("h100",)), "'H10' is not a target that dsc knows; did you mean 'h100'?"),
+    (errors.UnknownPass("fus", ("fuse",)), "'fus' is not a pass; did you mean 'fuse'?"),
+    (errors.BadPassOrder("a", "needs 'group'", "move it after 'b'"), "Pass 'a' needs 'group'; move it after 'b'."),
+    (
+        errors.PassFailed("fuse", ValueError("boom."), ("canonicalize", "precision")),
+        "Pass 'fuse' failed after canonicalize, precision: ValueError: boom; "
+        "leave it out by options={'passes': ...}, and please report it.",
+    ),
+    (
+        errors.PassFailed("fuse", errors.InvalidGraph("after pass 'fuse'", "relu", "it is wrong")),
+        "Pass 'fuse' failed: The graph is not legal after pass 'fuse' at node 'relu': it is wrong.",
+    ),
+    (errors.InvalidGraph("at the start", "", "it is wrong"), "The graph is not legal at the start: it is wrong."),
+    (
+        errors.CacheUnusable("/c", "others can write to it"),
+        "The cache folder '/c' cannot be used: others can write to it; "
+        "name another by options={'cache_dir': ...} or DSC_CACHE_DIR.",
+    ),
+    (
+        errors.CompilerMissing(("g++", "clang++")),
+        "No C++ compiler was found (tried g++, clang++); install g++ or clang++, "
+        "name one by options={'cxx': ...} or DSC_CXX, or do without by options={'emit': 'aten'}.",
+    ),
+    (
+        errors.InfeasibleBudget(2**30, 3 * 2**29, "the parameters alone need more"),
+        "A memory budget of 1.00 GiB cannot be met: the parameters alone need more; "
+        "give at least 1.50 GiB or a smaller batch.",
+    ),
+    (
+        errors.CodegenFailed("k0", "g++ says no"),
+        "No code could be made for kernel 'k0': g++ says no; "
+        "run without generated kernels by options={'emit': 'aten'}, and please report it.",
+    ),
+    (
+        errors.Untraceable("The loop in f", "its length depends on data", "wrap it in torch.compiler.disable"),
+        "The loop in f cannot be traced: its length depends on data; wrap it in torch.compiler.disable.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"), CASES, ids=lambda c: type(c).__name__ if isinstance(c, Exception) else ""
+)
+def test_message(error: errors.DscError, sentence: str) -> None:
+    with pytest.raises(errors.DscError, match=f"^{re.escape(sentence)}$"):
+        raise error
+
+
+@pytest.mark.parametrize("error", [e for e, _ in CASES], ids=lambda e: type(e).__name__)
+def test_travels_between_processes(error: errors.DscError) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+
+
+def test_keywords_survive_pickling() -> None:
+    error = errors.BadOption(name="emit", value="rust", expected="'cpp'")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_every_class_has_a_case() -> None:
+    def below(c: type) -> set[type]:
+        return {c}.union(*map(below, c.__subclasses__()))
+
+    ours = {c for c in below(errors.DscError) if c.__module__ == errors.__name__}
+    assert ours - {errors.DscError} == {type(e) for e, _ in CASES}
+
+
+def test_warning_is_a_user_warning() -> None:
+    assert issubclass(errors.DscWarning, UserWarning)
