@@ -18,6 +18,8 @@ def text(e: Index) -> str:
 class _Printer(StrPrinter):  # type: ignore[misc]
     """One method for each function that an index may hold, those of ``torch.utils._sympy.functions`` by class name."""
 
+    printmethod = "_no_method"  # some of them print themselves, otherwise
+
     def _atom(self, e: Index) -> str:
         out = self._print(e)
         return out if e.is_Symbol or (e.is_Integer and e.is_nonnegative) else f"({out})"

@@ -84,7 +84,7 @@ def _tanh(x):
     p = p * s + 0.13333313167095184
     p = p * s - 0.3333333432674408
     t = 1.0 - 2.0 / (tl.exp(2.0 * a) + 1.0)
-    return tl.where(a < 0.6, x + x * (s * p), tl.where(x < 0.0, -t, t))
+    return tl.where(a < 0.6, x * (s * p + 1.0), tl.where(x < 0.0, -t, t))
 """
 
 _TANH64 = """

@@ -56,7 +56,11 @@ def _no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
     selected = config.option.keyword or config.option.markexpr or any("::" in a for a in config.args)
     if selected or hasattr(config, "workerinput") or request.session.shouldstop or not folder.is_dir():
         return
-    if config.getoption("lf", False) or config.getoption("failedfirst", False) or config.getoption("collectonly", False):
+    if (
+        config.getoption("lf", False)
+        or config.getoption("failedfirst", False)
+        or config.getoption("collectonly", False)
+    ):
         return
     orphans = set(folder.iterdir()) - config.stash[_SEEN].get(folder, set())
     if config.getoption("--update-golden"):

@@ -70,9 +70,7 @@ class Build:
         self.stores.append(Store(buffer, sympy.sympify(index), value))
 
     def kernel(self) -> Kernel:
-        return Kernel(
-            self.name, self.axes, tuple(self.buffers), tuple(self.lets), tuple(self.stores), self.origin
-        )
+        return Kernel(self.name, self.axes, tuple(self.buffers), tuple(self.lets), tuple(self.stores), self.origin)
 
 
 def pointwise(
