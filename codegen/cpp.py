@@ -1,0 +1,83 @@
+"""C++ of kernels: one static function each, and whole sequences of calls as one C entry.
+
+The code includes nothing and leans on GCC and Clang vector extensions; compile it with the flags of ``build``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsc.codegen.cpp_axes import tidy
+from dsc.codegen.cpp_body import body
+from dsc.codegen.cpp_nest import PRELUDE, RESERVED, Nest, identifier
+from dsc.codegen.cpp_ops import STORAGE
+from dsc.codegen.cpp_schedule import schedule
+from dsc.codegen.kernel import Buffer, Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel and where in the arguments of the sequence its own lie."""
+
+    kernel: str
+    buffers: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+
+
+def emit(kernel: Kernel) -> str:
+    """``static void name(buffers..., sizes..., int* fail)``; ``fail`` only where the kernel checks indices."""
+    n = Nest(schedule(tidy(kernel)), kernel)
+    body(n)
+    return "\n".join([*_comment(kernel), f"{signature(kernel, n)} {{", *n.lines, "}"]) + "\n"
+
+
+def emit_unit(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]]) -> str:
+    """One translation unit: every kernel once, and ``int run_<i>(void** buffers, const long* sizes)`` for every sequence.
+
+    A run returns 0, or k + 1 when call k of the sequence met an index out of range; it stops there.
+    """
+    by_name = {k.name: k for k in kernels}
+    for k in kernels:
+        if by_name[k.name] != k:
+            raise ValueError(f"two kernels named {k.name}")
+    parts = [PRELUDE, *(emit(k) for k in by_name.values())]
+    parts += [_run(i, calls, by_name) for i, calls in enumerate(sequences)]
+    return "\n".join(parts)
+
+
+def function_name(kernel: Kernel) -> str:
+    return identifier(kernel.name, set(RESERVED))
+
+
+def signature(kernel: Kernel, n: Nest) -> str:
+    args = [f"{_pointer(b)}__restrict {n.buffers[b.name]}" for b in kernel.buffers]
+    args += [f"long {n.names[s]}" for s in kernel.sizes]
+    args += ["int* fail"] if kernel.checks else []
+    return f"static void {function_name(kernel)}({', '.join(args)})"
+
+
+def _pointer(b: Buffer) -> str:
+    return f"{'const ' if b.role == 'in' else ''}{STORAGE[b.dtype]}* "
+
+
+def _comment(kernel: Kernel) -> list[str]:
+    return [f"// {line}".rstrip().rstrip("\\") for line in kernel.origin.splitlines()]
+
+
+def _run(number: int, calls: Sequence[Call], kernels: dict[str, Kernel]) -> str:
+    lines = []
+    for i, c in enumerate(calls):
+        k = kernels[c.kernel]
+        if len(c.buffers) != len(k.buffers) or len(c.sizes) != len(k.sizes):
+            raise ValueError(f"call {i} of sequence {number}: {c.kernel} takes {len(k.buffers)} buffers, {len(k.sizes)} sizes")
+        args = [f"({_pointer(b).strip()})buffers[{slot}]" for b, slot in zip(k.buffers, c.buffers)]
+        args += [f"sizes[{slot}]" for slot in c.sizes]
+        args += ["&fail"] if k.checks else []
+        lines.append(f"  {function_name(k)}({', '.join(args)});")
+        if k.checks:
+            lines.append(f"  if (fail) return {i + 1};")
+    if any(kernels[c.kernel].checks for c in calls):
+        lines.insert(0, "  int fail = 0;")
+    head = f'extern "C" int run_{number}(void** buffers, const long* sizes) {{'
+    return "\n".join([head, *lines, "  return 0;", "}"]) + "\n"

@@ -1,0 +1,143 @@
+"""Reshaping iteration spaces: kernels in, equal kernels out.
+
+    tidy    no axes of one point; axes that every index walks as one become one
+    strip   a long reduce axis becomes blocks of a length, so that sums can be flushed between them
+
+Nothing here knows about C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import permutations
+
+import sympy
+
+from dsc.codegen.cpp_expr import FloorDiv, Upto, ceil_div, known, mentions, stride, substitute
+from dsc.codegen.kernel import Axis, Index, Kernel, Let, Store
+
+
+def indices(k: Kernel) -> list[Index]:
+    """Every expression in which axes may occur."""
+    out = [s.index for s in k.stores]
+    for v in k.lets:
+        match v.attr:
+            case (_, index):
+                out.append(index)
+            case sympy.Expr():
+                out.append(v.attr)
+            case _:
+                pass
+    return [sympy.sympify(e) for e in out]
+
+
+def rewrite(k: Kernel, axes: tuple[Axis, ...], values: Mapping[str, Index]) -> Kernel:
+    """``k`` over other axes: the old ones are replaced by ``values``."""
+
+    def let(v: Let) -> Let:
+        match v.attr:
+            case (buffer, index):
+                return replace(v, attr=(buffer, substitute(sympy.sympify(index), values)))
+            case sympy.Expr():
+                return replace(v, attr=substitute(v.attr, values))
+            case _:
+                return v
+
+    stores = tuple(Store(s.buffer, substitute(sympy.sympify(s.index), values), s.value) for s in k.stores)
+    extents = tuple(replace(a, extent=substitute(sympy.sympify(a.extent), values)) for a in axes)
+    return vary(replace(k, axes=extents, lets=tuple(map(let, k.lets)), stores=stores))
+
+
+def vary(k: Kernel) -> Kernel:
+    """``k`` with the axes of every value worked out from what it mentions."""
+    axes, reduced = frozenset(a.name for a in k.axes), frozenset(a.name for a in k.reduced)
+    seen: dict[str, frozenset[str]] = {}
+    lets = []
+    for v in k.lets:
+        match v.attr:
+            case (_, index):
+                own = frozenset(s.name for s in sympy.sympify(index).free_symbols)
+            case sympy.Expr():
+                own = frozenset(s.name for s in v.attr.free_symbols)
+            case _:
+                own = frozenset()
+        own = (own & axes).union(*(seen[a] for a in v.args), *(seen[n] for n in own if n in seen))
+        seen[v.name] = own - reduced if v.op == "reduce" else own
+        lets.append(replace(v, axes=seen[v.name]))
+    return replace(k, lets=tuple(lets))
+
+
+def tidy(k: Kernel) -> Kernel:
+    k = _with_reduce_axis(k)
+    single = [a for a in k.axes if known(a.extent) == 1]
+    keep = [a for a in single if a.reduce][-1:] if all(a in single for a in k.reduced) else []
+    gone = {a.name: sympy.S.Zero for a in single if a not in keep}
+    k = rewrite(k, tuple(a for a in k.axes if a.name not in gone), gone)
+    while (pair := _mergeable(k)) is not None:
+        k = _merge(k, *pair)
+    return k
+
+
+def _with_reduce_axis(k: Kernel) -> Kernel:
+    """A reduction over no axes is one over a single point."""
+    if k.reduced or not any(v.op == "reduce" for v in k.lets):
+        return k
+    return replace(k, axes=(*k.axes, Axis("point", sympy.S.One, reduce=True)))
+
+
+def _mergeable(k: Kernel) -> tuple[Axis, Axis] | None:
+    es = indices(k)
+    for outer, inner in permutations(k.axes, 2):
+        if outer.reduce == inner.reduce and all(_one_walk(e, outer, inner) for e in es):
+            return outer, inner
+    return None
+
+
+def _one_walk(e: Index, outer: Axis, inner: Axis) -> bool:
+    a, b = stride(e, outer.name), stride(e, inner.name)
+    return a is not None and b is not None and bool(a == b * inner.extent or sympy.expand(a - b * inner.extent) == 0)
+
+
+def _merge(k: Kernel, outer: Axis, inner: Axis) -> Kernel:
+    taken = {a.name for a in k.axes} | {v.name for v in k.lets} | set(k.sizes)
+    name = f"{outer.name}_{inner.name}" if len(outer.name) + len(inner.name) < 12 else outer.name
+    while name in taken and name != outer.name:
+        name += "_"
+    merged = Axis(name, sympy.expand(sympy.sympify(outer.extent) * inner.extent), outer.reduce)
+    # Every index is c * (outer * extent + inner) + rest, so inner can carry the whole walk and outer vanish.
+    walk = {outer.name: sympy.S.Zero, inner.name: sympy.Symbol(name)}
+    axes = tuple(merged if a.name == inner.name else a for a in k.axes if a.name != outer.name)
+    return rewrite(k, axes, walk)
+
+
+def strip(k: Kernel, axis: Axis, length: int) -> Kernel:
+    """Blocks of ``length`` points along the reduce axis, the block number just outside it."""
+    n = sympy.sympify(axis.extent)
+    count = known(n)
+    block = sympy.Symbol(f"{axis.name}_block")
+    if count is not None and count % length == 0:
+        inside: Index = sympy.Integer(length)
+    else:
+        inside = Upto(sympy.Integer(length), n - length * block)
+    outer = Axis(block.name, ceil_div(n, length), reduce=True)
+    # rewrite() substitutes in extents too: the inner one must not lose its own block symbol.
+    axes = tuple(b for a in k.axes for b in ((outer, Axis(a.name, inside, True)) if a.name == axis.name else (a,)))
+    return rewrite(k, axes, {axis.name: length * block + sympy.Symbol(axis.name)})
+
+
+def work(k: Kernel) -> Index:
+    """Points of the iteration space, or a bound on them."""
+    total: Index = sympy.S.One
+    for a in k.axes:
+        e = sympy.sympify(a.extent)
+        total *= e.args[0] if isinstance(e, Upto) else e
+    return total
+
+
+def depends(a: Axis, k: Kernel) -> bool:
+    """Whether the extent of ``a`` changes along another axis."""
+    return mentions(sympy.sympify(a.extent), frozenset(b.name for b in k.axes))
+
+
+__all__ = ["FloorDiv", "depends", "indices", "rewrite", "strip", "tidy", "vary", "work"]

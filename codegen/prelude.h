@@ -1,0 +1,452 @@
+// What every generated unit starts with.  No #include: one standard header costs more than all kernels of a graph.
+// Vectors have 16 lanes whatever the element: vf float, vd double, vl long, vi int; a mask is a vi of 0 and -1.
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long u64;
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+#define AI static inline __attribute__((always_inline, unused))
+#define VEC(T, N, BYTES) typedef T N __attribute__((vector_size(BYTES)))
+#define RAW(T, N, BYTES, ALIGN) typedef T N __attribute__((vector_size(BYTES), aligned(ALIGN), may_alias))
+VEC(float, vf, 64); VEC(double, vd, 128); VEC(long, vl, 128); VEC(int, vi, 64); VEC(u32, vu, 64); VEC(u64, vul, 128);
+VEC(u16, vh, 32); VEC(short, vs, 32); VEC(signed char, vc, 16); VEC(unsigned char, vb, 16);
+RAW(float, rawf, 64, 4); RAW(double, rawd, 128, 8); RAW(long, rawl, 128, 8); RAW(int, rawi, 64, 4);
+RAW(u16, rawh, 32, 2); RAW(short, raws, 32, 2); RAW(signed char, rawc, 16, 1); RAW(unsigned char, rawb, 16, 1);
+#define INF __builtin_inff()
+#define QNAN __builtin_nanf("")
+#define LANES (vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#define LONG_LANES (vl){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#if defined(__AVX512F__)
+#define FULL ((u16)-1)
+#endif
+
+AI long imin(long a, long b) { return a < b ? a : b; }
+AI long imax(long a, long b) { return a > b ? a : b; }
+
+// One number in all lanes.
+AI vf splat(float s) { return s - (vf){}; }
+AI vd splat(double s) { return s - (vd){}; }
+AI vl splat(long s) { return s - (vl){}; }
+AI vi splat(bool s) { return -(int)s - (vi){}; }
+
+// Masks and choice.
+AI vi narrow(vl m) { return __builtin_convertvector(m, vi); }
+AI vl widen(vi m) { return __builtin_convertvector(m, vl); }
+AI vf select(vi m, vf a, vf b) { return m ? a : b; }
+AI vi select(vi m, vi a, vi b) { return m ? a : b; }
+AI vd select(vi m, vd a, vd b) { return widen(m) ? a : b; }
+AI vl select(vi m, vl a, vl b) { return widen(m) ? a : b; }
+template <class T> AI T select(bool m, T a, T b) { return m ? a : b; }
+AI vi first(int m) { return LANES < m; }
+#if defined(__AVX512F__)
+AI bool some(vi m) { return __builtin_ia32_ptestmd512(m, m, FULL) != 0; }
+#else
+AI bool some(vi m) { int r = 0; for (int l = 0; l < 16; l++) r |= m[l]; return r != 0; }
+#endif
+
+// Conversions between compute types, as C does them.
+AI vf to_f32(vf a) { return a; }
+AI vf to_f32(vd a) { return __builtin_convertvector(a, vf); }
+AI vf to_f32(vl a) { return __builtin_convertvector(a, vf); }
+AI vf to_f32(vi a) { return __builtin_convertvector(-a, vf); }
+AI vd to_f64(vf a) { return __builtin_convertvector(a, vd); }
+AI vd to_f64(vd a) { return a; }
+AI vd to_f64(vl a) { return __builtin_convertvector(a, vd); }
+AI vd to_f64(vi a) { return __builtin_convertvector(-a, vd); }
+AI vl to_i64(vf a) { return __builtin_convertvector(a, vl); }
+AI vl to_i64(vd a) { return __builtin_convertvector(a, vl); }
+AI vl to_i64(vl a) { return a; }
+AI vl to_i64(vi a) { return __builtin_convertvector(-a, vl); }
+AI vi to_b1(vf a) { return a != 0.f; }
+AI vi to_b1(vd a) { return narrow(a != 0.); }
+AI vi to_b1(vl a) { return narrow(a != 0); }
+AI vi to_b1(vi a) { return a; }
+
+// Sixteen-bit floats: round to nearest even, NaN stays NaN.
+AI float bits_float(u32 i) { float f; __builtin_memcpy(&f, &i, 4); return f; }
+AI u32 float_bits(float f) { u32 i; __builtin_memcpy(&i, &f, 4); return i; }
+AI vf from_bf16(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+AI float from_bf16(bf16 h) { return bits_float((u32)h.bits << 16); }
+AI vu bf16_bits(vf v) {
+  vu u = (vu)v;
+  return v != v ? (vu){} + 0x7fc0 : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+AI vh to_bf16(vf v) { return __builtin_convertvector(bf16_bits(v), vh); }
+AI bf16 to_bf16(float v) {
+  u32 u = float_bits(v);
+  return bf16{(u16)(v != v ? 0x7fc0 : (u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+}
+#if defined(__AVX512F__)
+AI vf from_f16(vh h) { return (vf)__builtin_ia32_vcvtph2ps512_mask((vs)h, (vf){}, FULL, 4); }
+AI vh to_f16(vf v) { return (vh)__builtin_ia32_vcvtps2ph512_mask(v, 0, (vs){}, FULL); }
+AI float from_f16(f16 h) { return from_f16(vh{h.bits})[0]; }
+AI f16 to_f16(float v) { return f16{to_f16(splat(v))[0]}; }
+#else
+// Without _Float16 in the language: scale so that the float unit does the rounding, subnormals included.
+AI float from_f16(f16 h) {
+  u32 m = h.bits & 0x7fff, s = (u32)(h.bits & 0x8000) << 16;
+  float f = m >= 0x7c00 ? bits_float(0x7f800000 | (m & 0x3ff) << 13) : bits_float(m << 13) * 0x1p112f;
+  return bits_float(float_bits(f) | s);
+}
+AI f16 to_f16(float v) {
+  u32 u = float_bits(v), s = (u >> 16) & 0x8000, a = u & 0x7fffffff, r;
+  if (a > 0x7f800000) r = 0x7e00;
+  else if (a >= 0x477ff000) r = 0x7c00;
+  else if (a < 0x38800000) r = float_bits(bits_float(a) + 0.5f) - 0x3f000000;
+  else r = (a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13;
+  return f16{(u16)(s | r)};
+}
+AI vf from_f16(vh h) { vf r; for (int l = 0; l < 16; l++) r[l] = from_f16(f16{h[l]}); return r; }
+AI vh to_f16(vf v) { vh r; for (int l = 0; l < 16; l++) r[l] = to_f16(v[l]).bits; return r; }
+#endif
+
+// Loads and stores of one element, widened to the compute type.
+AI float get(const float* p) { return *p; }
+AI float get(const bf16* p) { return from_bf16(*p); }
+AI float get(const f16* p) { return from_f16(*p); }
+AI double get(const double* p) { return *p; }
+AI long get(const long* p) { return *p; }
+AI long get(const int* p) { return *p; }
+AI long get(const short* p) { return *p; }
+AI long get(const signed char* p) { return *p; }
+AI long get(const unsigned char* p) { return *p; }
+AI bool get(const bool* p) { return *p; }
+AI void put(float* p, float v) { *p = v; }
+AI void put(bf16* p, float v) { *p = to_bf16(v); }
+AI void put(f16* p, float v) { *p = to_f16(v); }
+AI void put(double* p, double v) { *p = v; }
+AI void put(long* p, long v) { *p = v; }
+AI void put(int* p, long v) { *p = (int)v; }
+AI void put(short* p, long v) { *p = (short)v; }
+AI void put(signed char* p, long v) { *p = (signed char)v; }
+AI void put(unsigned char* p, long v) { *p = (unsigned char)v; }
+AI void put(bool* p, bool v) { *p = v; }
+
+// Sixteen neighbours.
+AI vf load(const float* p) { return *(const rawf*)p; }
+AI vf load(const bf16* p) { return from_bf16(*(const rawh*)p); }
+AI vf load(const f16* p) { return from_f16(*(const rawh*)p); }
+AI vd load(const double* p) { return *(const rawd*)p; }
+AI vl load(const long* p) { return *(const rawl*)p; }
+AI vl load(const int* p) { return __builtin_convertvector(*(const rawi*)p, vl); }
+AI vl load(const short* p) { return __builtin_convertvector(*(const raws*)p, vl); }
+AI vl load(const signed char* p) { return __builtin_convertvector(*(const rawc*)p, vl); }
+AI vl load(const unsigned char* p) { return __builtin_convertvector(*(const rawb*)p, vl); }
+AI vi load(const bool* p) { return __builtin_convertvector(*(const rawb*)p, vi) != 0; }
+AI void store(float* p, vf v) { *(rawf*)p = v; }
+AI void store(bf16* p, vf v) { *(rawh*)p = to_bf16(v); }
+AI void store(f16* p, vf v) { *(rawh*)p = to_f16(v); }
+AI void store(double* p, vd v) { *(rawd*)p = v; }
+AI void store(long* p, vl v) { *(rawl*)p = v; }
+AI void store(int* p, vl v) { *(rawi*)p = __builtin_convertvector(v, vi); }
+AI void store(short* p, vl v) { *(raws*)p = __builtin_convertvector(v, vs); }
+AI void store(signed char* p, vl v) { *(rawc*)p = __builtin_convertvector(v, vc); }
+AI void store(unsigned char* p, vl v) { *(rawb*)p = __builtin_convertvector(v, vb); }
+AI void store(bool* p, vi v) { *(rawb*)p = __builtin_convertvector(-v, vb); }
+
+// The first m of sixteen: the rest of memory is neither read nor written.
+template <class T> AI auto load(const T* p, int m) { T t[16] = {}; __builtin_memcpy(t, p, m * sizeof(T)); return load(t); }
+template <class T, class V> AI void store(T* p, V v, int m) { T t[16]; store(t, v); __builtin_memcpy(p, t, m * sizeof(T)); }
+#if defined(__AVX512F__)
+AI u16 low(int m) { return (u16)((1u << m) - 1); }
+AI vf load(const float* p, int m) { return (vf)__builtin_ia32_loadups512_mask(p, (vf){}, low(m)); }
+AI void store(float* p, vf v, int m) { __builtin_ia32_storeups512_mask(p, v, low(m)); }
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+AI vf load(const bf16* p, int m) { return from_bf16((vh)__builtin_ia32_loaddquhi256_mask((const short*)p, (vs){}, low(m))); }
+AI vf load(const f16* p, int m) { return from_f16((vh)__builtin_ia32_loaddquhi256_mask((const short*)p, (vs){}, low(m))); }
+AI void store(bf16* p, vf v, int m) { __builtin_ia32_storedquhi256_mask((short*)p, (vs)to_bf16(v), low(m)); }
+AI void store(f16* p, vf v, int m) { __builtin_ia32_storedquhi256_mask((short*)p, (vs)to_f16(v), low(m)); }
+#endif
+
+// A function of the lane, lane by lane: strided and indirect access, and functions that only libm has.
+template <class V, class F> AI V lanes(F f, int m = 16) { V r = {}; for (int l = 0; l < m; l++) r[l] = f(l); return r; }
+template <class F> AI vi lanes_b1(F f, int m = 16) { vi r = {}; for (int l = 0; l < m; l++) r[l] = -(int)f(l); return r; }
+
+// Multiply-add in one rounding inside the functions below; user arithmetic never contracts.
+#if defined(__AVX512F__)
+AI vf mad(vf a, vf b, vf c) { return (vf)__builtin_ia32_vfmaddps512_mask(a, b, c, FULL, 4); }
+#elif defined(__FMA__)
+typedef float half8 __attribute__((vector_size(32)));
+union halves { vf v; half8 h[2]; };
+AI vf mad(vf a, vf b, vf c) {
+  halves x = {a}, y = {b}, z = {c}, r;
+  for (int i = 0; i < 2; i++) r.h[i] = __builtin_ia32_vfmaddps256(x.h[i], y.h[i], z.h[i]);
+  return r.v;
+}
+#else
+AI vf mad(vf a, vf b, vf c) { return a * b + c; }
+#endif
+#if defined(__FMA__) || defined(__AVX512F__)
+AI vf Fma(vf a, vf b, vf c) { return mad(a, b, c); }
+#else
+AI vf Fma(vf a, vf b, vf c) { return lanes<vf>([&](int l) { return __builtin_fmaf(a[l], b[l], c[l]); }); }
+#endif
+AI vd Fma(vd a, vd b, vd c) { return lanes<vd>([&](int l) { return __builtin_fma(a[l], b[l], c[l]); }); }
+AI float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+AI double Fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+
+// max and min keep NaN from either side.
+#define MINMAX(T, SELECT) \
+  AI T Max(T a, T b) { return SELECT((a > b) | (a != a), a, b); } \
+  AI T Min(T a, T b) { return SELECT((a < b) | (a != a), a, b); }
+#define CHOOSE(m, a, b) ((m) ? (a) : (b))
+MINMAX(vd, CHOOSE) MINMAX(vl, CHOOSE) MINMAX(float, CHOOSE) MINMAX(double, CHOOSE) MINMAX(long, CHOOSE)
+#if defined(__AVX512F__)
+AI vf max_b(vf a, vf b) { return (vf)__builtin_ia32_maxps512_mask(a, b, a, FULL, 4); }  // b where either is NaN
+AI vf min_b(vf a, vf b) { return (vf)__builtin_ia32_minps512_mask(a, b, a, FULL, 4); }
+AI vf Max(vf a, vf b) { return a != a ? a : max_b(a, b); }
+AI vf Min(vf a, vf b) { return a != a ? a : min_b(a, b); }
+#else
+AI vf max_b(vf a, vf b) { return a > b ? a : b; }
+AI vf min_b(vf a, vf b) { return a < b ? a : b; }
+MINMAX(vf, CHOOSE)
+#endif
+
+AI vf Abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
+AI vd Abs(vd a) { return (vd)((vl)a & 0x7fffffffffffffffL); }
+AI vl Abs(vl a) { return a < 0 ? -a : a; }
+AI float Abs(float a) { return __builtin_fabsf(a); }
+AI double Abs(double a) { return __builtin_fabs(a); }
+AI long Abs(long a) { return a < 0 ? -a : a; }
+AI vf with_sign(vf size, vf sign) { return (vf)(((vi)size & 0x7fffffff) | ((vi)sign & (int)0x80000000)); }
+
+// Everything by libm, lane by lane; the vector forms of the common ones follow.
+#define LIBM_SCALAR(NAME, fn) \
+  AI float NAME(float a) { return __builtin_##fn##f(a); } \
+  AI double NAME(double a) { return __builtin_##fn(a); }
+#define LIBM_VD(NAME, fn) AI vd NAME(vd a) { return lanes<vd>([&](int l) { return __builtin_##fn(a[l]); }); }
+#define LIBM_VF(NAME, fn) AI vf NAME(vf a) { return lanes<vf>([&](int l) { return __builtin_##fn##f(a[l]); }); }
+#define LIBM2(NAME, fn) \
+  AI float NAME(float a, float b) { return __builtin_##fn##f(a, b); } \
+  AI double NAME(double a, double b) { return __builtin_##fn(a, b); } \
+  AI vf NAME(vf a, vf b) { return lanes<vf>([&](int l) { return __builtin_##fn##f(a[l], b[l]); }); } \
+  AI vd NAME(vd a, vd b) { return lanes<vd>([&](int l) { return __builtin_##fn(a[l], b[l]); }); }
+#define LIBM(NAME, fn) LIBM_SCALAR(NAME, fn) LIBM_VD(NAME, fn)
+LIBM(Exp, exp) LIBM(Expm1, expm1) LIBM(Log, log) LIBM(Log1p, log1p) LIBM(Tanh, tanh) LIBM(Erf, erf)
+LIBM(Exp2, exp2) LIBM_VF(Exp2, exp2) LIBM(Log2, log2) LIBM_VF(Log2, log2)
+LIBM(Sin, sin) LIBM_VF(Sin, sin) LIBM(Cos, cos) LIBM_VF(Cos, cos)
+LIBM(Sqrt, sqrt) LIBM(Floor, floor) LIBM(Ceil, ceil) LIBM(Trunc, trunc) LIBM(Rint, rint)
+LIBM2(Pow, pow) LIBM2(Atan2, atan2)
+#if defined(__AVX512F__)
+AI vf Sqrt(vf a) { return (vf)__builtin_ia32_sqrtps512_mask(a, a, FULL, 4); }
+#define ROUNDING(NAME, MODE) AI vf NAME(vf a) { return (vf)__builtin_ia32_rndscaleps_mask(a, MODE, a, FULL, 4); }
+ROUNDING(Rint, 8) ROUNDING(Floor, 9) ROUNDING(Ceil, 10) ROUNDING(Trunc, 11)
+AI vf scale2(vf a, vf n) { return (vf)__builtin_ia32_scalefps512_mask(a, n, a, FULL, 4); }
+#else
+LIBM_VF(Sqrt, sqrt) LIBM_VF(Floor, floor) LIBM_VF(Ceil, ceil) LIBM_VF(Trunc, trunc) LIBM_VF(Rint, rint)
+AI vf scale2(vf a, vf n) {  // in two steps, so that subnormal and huge results round once
+  vi e = __builtin_convertvector(n, vi), h = e >> 1;
+  return a * (vf)((h + 127) << 23) * (vf)((e - h + 127) << 23);
+}
+#endif
+
+// Vector functions of float, at most 2 ulp from the true value everywhere.
+AI vf nearest(vf x) { return (x + 12582912.f) - 12582912.f; }  // |x| < 2^22
+AI vf exp_split(vf x, vf* n) {  // e^x - 1 = 2^n (1 + result) - 1
+  *n = nearest(x * 1.44269504f);
+  vf r = mad(*n, splat(-0.693145752f), x);
+  r = mad(*n, splat(-1.42860677e-6f), r);
+  vf p = mad(r, splat(0.0013939926f), splat(0.008369f));
+  p = mad(p, r, splat(0.04166641f));
+  p = mad(p, r, splat(0.16666518f));
+  p = mad(p, r, splat(0.5f));
+  return mad(r * r, p, r);
+}
+AI vf Exp(vf x) {
+  vf n, q = exp_split(min_b(splat(89.f), max_b(splat(-104.f), x)), &n);
+  return scale2(q + 1.f, n);
+}
+AI vf Expm1(vf x) {
+  vf n, q = exp_split(min_b(splat(89.f), max_b(splat(-30.f), x)), &n);
+  vf s = (vf)((__builtin_convertvector(n, vi) + 126) << 23);  // 2^(n-1): 2^128 would overflow
+  vf r = mad(s, q, s - 0.5f);
+  return x == 0.f ? x : x != x ? x : r + r;
+}
+AI vf log_tail(vf f, vf e) {  // log(1 + f) + e log 2
+  vf p = mad(f, splat(0.06751627f), splat(-0.11672565f));
+  p = mad(p, f, splat(0.11883888f));
+  p = mad(p, f, splat(-0.124059096f));
+  p = mad(p, f, splat(0.1422028f));
+  p = mad(p, f, splat(-0.16668f));
+  p = mad(p, f, splat(0.20002075f));
+  p = mad(p, f, splat(-0.2500001f));
+  p = mad(p, f, splat(0.33333313f));
+  vf z = f * f, y = mad(e, splat(-2.12194440e-4f), p * f * z);
+  y = mad(z, splat(-0.5f), y);
+  return mad(e, splat(0.693359375f), f + y);
+}
+AI vi log_split(vf x) { return ((vi)x - 0x3f3504f3) >> 23; }  // e with x / 2^e in [sqrt 1/2, sqrt 2)
+AI vf log_edges(vf r, vf x) {  // the argument of the logarithm
+  r = x == INF ? x : r;
+  r = x == 0.f ? splat(-INF) : r;
+  return x < 0.f ? splat(QNAN) : x != x ? x : r;
+}
+AI vf Log(vf x) {
+  vi tiny = x < 0x1p-126f;
+  vf y = tiny ? x * 0x1p24f : x;
+  vi e = log_split(y);
+  vf f = (vf)((vi)y - (e << 23)) - 1.f;
+  return log_edges(log_tail(f, __builtin_convertvector(tiny ? e - 24 : e, vf)), x);
+}
+AI vf Log1p(vf x) {
+  vf u = x + 1.f;
+  vi e = log_split(u);
+  vf s = (vf)((127 - e) << 23);
+  vf f = x > 0x1p30f ? (vf)((vi)u - (e << 23)) - 1.f : mad(x, s, s - 1.f);
+  vf r = log_edges(log_tail(f, __builtin_convertvector(e, vf)), u);
+  return Abs(x) < 0x1p-25f ? x : r;
+}
+AI vf Tanh(vf x) {
+  vf a = Abs(x), z = a * a, n;
+  vf p = mad(z, splat(0.0021408338f), splat(-0.008178281f));
+  p = mad(p, z, splat(0.021702772f));
+  p = mad(p, z, splat(-0.05394758f));
+  p = mad(p, z, splat(0.13333218f));
+  p = mad(p, z, splat(-0.3333333f));
+  p = mad(p * z, a, a);
+  vf q = exp_split(min_b(splat(20.f), a + a), &n);
+  vf s = (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+  vf big = 1.f - 2.f / mad(s, q, s + 1.f);
+  vf r = with_sign(a < 0.625f ? p : big, x);
+  return x != x ? x : r;
+}
+AI vf Erf(vf x) {
+  vf a = Abs(x), z = a * a, n;
+  vf p = mad(z, splat(7.996642e-05f), splat(-0.0008049769f));
+  p = mad(p, z, splat(0.005192405f));
+  p = mad(p, z, splat(-0.026855731f));
+  p = mad(p, z, splat(0.11283626f));
+  p = mad(p, z, splat(-0.3761263f));
+  p = mad(p, z, splat(0.12837917f));
+  p = mad(p, a, a);
+  vf c = min_b(splat(4.f), a);  // erf(4) rounds to 1; log(1 - erf) is smooth up to there
+  vf q = mad(c, splat(1.152093e-05f), splat(-0.00032564034f));
+  q = mad(q, c, splat(0.0036537203f));
+  q = mad(q, c, splat(-0.023785269f));
+  q = mad(q, c, splat(0.10626307f));
+  q = mad(q, c, splat(0.63513595f));
+  q = mad(q, c, splat(0.12865216f));
+  vf t = exp_split(-mad(q, c, c), &n);
+  vf s = (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+  vf big = 1.f - mad(s, t, s);
+  vf r = with_sign(a < 0.927734375f ? p : big, x);
+  return x != x ? x : r;
+}
+AI vf Sigmoid(vf x) {  // never through 1 / (1 + inf): small results stay accurate
+  vf e = Exp(-Abs(x)), r = e / (1.f + e), s = x < 0.f ? e : splat(1.f);
+  return mad(-s, r, s);  // more exact than s / (1 + e)
+}
+AI float Sigmoid(float x) { float e = __builtin_expf(-Abs(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
+AI double Sigmoid(double x) { double e = __builtin_exp(-Abs(x)); return (x < 0 ? e : 1.) / (1. + e); }
+AI vd Sigmoid(vd x) { return lanes<vd>([&](int l) { return Sigmoid(x[l]); }); }
+
+// Sixteen lanes to one number, in a fixed order.
+#define UPPER(v, a, b, c, d, e, f, g, h) __builtin_shufflevector(v, v, a, b, c, d, e, f, g, h, 8, 9, 10, 11, 12, 13, 14, 15)
+#define FOLD(NAME, V, S, OP) \
+  AI S NAME(V v) { \
+    v = OP(v, UPPER(v, 8, 9, 10, 11, 12, 13, 14, 15)); \
+    v = OP(v, UPPER(v, 4, 5, 6, 7, 4, 5, 6, 7)); \
+    v = OP(v, UPPER(v, 2, 3, 2, 3, 2, 3, 2, 3)); \
+    return OP(v[0], v[1]); \
+  }
+#define ADD(a, b) ((a) + (b))
+#define MUL(a, b) ((a) * (b))
+#define OR(a, b) ((a) | (b))
+#define AND(a, b) ((a) & (b))
+FOLD(fold_sum, vf, float, ADD) FOLD(fold_sum, vd, double, ADD) FOLD(fold_sum, vl, long, ADD)
+FOLD(fold_prod, vf, float, MUL) FOLD(fold_prod, vd, double, MUL) FOLD(fold_prod, vl, long, MUL)
+FOLD(fold_max, vf, float, Max) FOLD(fold_max, vd, double, Max) FOLD(fold_max, vl, long, Max)
+FOLD(fold_min, vf, float, Min) FOLD(fold_min, vd, double, Min) FOLD(fold_min, vl, long, Min)
+FOLD(fold_or, vi, bool, OR) FOLD(fold_and, vi, bool, AND) FOLD(fold_or, vl, long, OR) FOLD(fold_and, vl, long, AND)
+
+// To the values of a storage dtype and back.
+AI vf round_bf16(vf v) { return (vf)(bf16_bits(v) << 16); }
+AI float round_bf16(float v) { return from_bf16(to_bf16(v)); }
+AI vd round_bf16(vd v) { return to_f64(round_bf16(to_f32(v))); }
+AI double round_bf16(double v) { return round_bf16((float)v); }
+AI vf round_f16(vf v) { return from_f16(to_f16(v)); }
+AI float round_f16(float v) { return from_f16(to_f16(v)); }
+AI vd round_f16(vd v) { return to_f64(round_f16(to_f32(v))); }
+AI double round_f16(double v) { return round_f16((float)v); }
+AI vd round_f32(vd v) { return to_f64(to_f32(v)); }
+AI double round_f32(double v) { return (float)v; }
+AI vl round_i32(vl v) { return v << 32 >> 32; }
+AI vl round_i16(vl v) { return v << 48 >> 48; }
+AI vl round_i8(vl v) { return v << 56 >> 56; }
+AI vl round_u8(vl v) { return v & 255; }
+AI long round_i32(long v) { return (int)v; }
+AI long round_i16(long v) { return (short)v; }
+AI long round_i8(long v) { return (signed char)v; }
+AI long round_u8(long v) { return (unsigned char)v; }
+
+// An index that must lie in [0, size): else the kernel fails, and 0 stands in so that nothing is read outside.
+AI void flag(int* fail) { __atomic_store_n(fail, 1, __ATOMIC_RELAXED); }
+AI long check(long i, long size, int* fail) {
+  if ((u64)i < (u64)size) return i;
+  flag(fail);
+  return 0;
+}
+AI vl check(vl i, long size, int* fail, int m = 16) {
+  vi bad = narrow((i < 0) | (i >= size)) & first(m);
+  if (!__builtin_expect(some(bad), 0)) return i;
+  flag(fail);
+  return select(bad, (vl){}, i);
+}
+
+// Philox 4x32-10 on the counter (offset, 0), first word, as a number in [0, 1).
+AI u32 high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+#if defined(__AVX512F__)
+typedef long long vq __attribute__((vector_size(64)));
+AI vu high(vu a, u32 b) {
+  vi k = (vi)((vu){} + b);
+  vq even = (vq)__builtin_ia32_pmuludq512_mask((vi)a, k, (vq){}, 255);
+  vq odd = (vq)__builtin_ia32_pmuludq512_mask((vi)((vq)a >> 32), k, (vq){}, 255);
+  return (vu)(((vi)(LANES & 1) != 0) ? (vi)odd : (vi)__builtin_shufflevector((vi)even, (vi)even, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15));
+}
+#else
+AI vu high(vu a, u32 b) { vu r; for (int l = 0; l < 16; l++) r[l] = high(a[l], b); return r; }
+#endif
+template <class U> AI U philox(U c0, U c1, U c2, U c3, u32 k0, u32 k1) {
+  for (int i = 0; i < 10; i++) {
+    U h0 = high(c0, 0xD2511F53u), h1 = high(c2, 0xCD9E8D57u), l0 = c0 * 0xD2511F53u, l1 = c2 * 0xCD9E8D57u;
+    c0 = h1 ^ c1 ^ k0; c1 = l1; c2 = h0 ^ c3 ^ k1; c3 = l0;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  return c0;
+}
+AI float uniform(long seed, long offset) {
+  u32 w = philox<u32>((u32)offset, (u32)((u64)offset >> 32), 0, 0, (u32)seed, (u32)((u64)seed >> 32));
+  return (float)(w >> 8) * 0x1p-24f;
+}
+AI vf uniform(long seed, vl offset) {
+  vu lo = (vu)__builtin_convertvector(offset, vi), hi = (vu)__builtin_convertvector(offset >> 32, vi);
+  vu w = philox<vu>(lo, hi, (vu){}, (vu){}, (u32)seed, (u32)((u64)seed >> 32));
+  return __builtin_convertvector((vi)(w >> 8), vf) * 0x1p-24f;
+}
+AI vf uniform(vl seed, vl offset) { return lanes<vf>([&](int l) { return uniform((long)seed[l], (long)offset[l]); }); }
+
+// Sixteen rows of sixteen floats, turned.
+#define TURN(N) \
+  _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) if (!(i & N)) turn##N(r[i], r[i + N]);
+AI void turn1(vf& a, vf& b) {
+  vf t = __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+  b = __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+  a = t;
+}
+AI void turn2(vf& a, vf& b) {
+  vf t = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+  b = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  a = t;
+}
+AI void turn4(vf& a, vf& b) {
+  vf t = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+  b = __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  a = t;
+}
+AI void turn8(vf& a, vf& b) {
+  vf t = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+  b = __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  a = t;
+}
+AI void transpose(vf* r) { TURN(8) TURN(4) TURN(2) TURN(1) }
