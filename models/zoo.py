@@ -145,6 +145,12 @@ ENTRIES = (
         gpt.Config(vocab=64, max_length=16, layers=2, heads=2, width=32),
         batch=2,
     ),
+    gpt_entry(
+        "gpt-bytes",
+        "GPT-2 style, 6 layers of 384, 128 bytes",
+        gpt.Config(vocab=256, max_length=128),
+        batch=8,
+    ),
     llama_entry("llama", "LLaMA style, 6 layers of 384, 6 heads on 2, 256 tokens", llama.Config(), batch=4),
     llama_entry(
         "llama-tiny",
