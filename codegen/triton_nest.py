@@ -24,6 +24,8 @@ class Schedule:
     """Points of the reduce axes in a tile: all of them (the kernel is persistent) or it loops."""
     num_warps: int = 4
     num_stages: int = 2
+    fp_fusion: bool = False
+    """Whether the compiler may contract a product and a sum, which the kernel rounds one after the other."""
 
 
 @dataclass(frozen=True, slots=True)

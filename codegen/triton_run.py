@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,31 +61,47 @@ def launch(
     sizes: Mapping[str, int],
     fail: torch.Tensor | None = None,
 ) -> None:
-    """Run ``kernel`` on ``tensors``, in the order of its buffers.
+    """Run ``kernel`` once; see ``prepare``."""
+    prepare(kernel, schedule, fn)(tensors, sizes, fail)
 
-    A failed check raises ``CheckFailed``, or only sets ``fail`` where the caller gave one (int32, one element), to
+
+def prepare(
+    kernel: Kernel, schedule: Schedule, fn: Launcher
+) -> Callable[[Sequence[torch.Tensor], Mapping[str, int], torch.Tensor | None], None]:
+    """``kernel`` as a function of tensors, in the order of its buffers, of sizes, and of a flag for failed checks.
+
+    A failed check raises ``CheckFailed``, or only sets the flag where the caller gave one (int32, one element), to
     look at it later: looking waits for the GPU.
     """
-    programs = grid(kernel, schedule, sizes)
-    if programs == 0:
-        return
-    arguments: list[object] = [*tensors, *(sizes[s] for s in kernel.sizes)]
-    if not kernel.checks:
-        fn(programs, arguments, tiles(kernel, schedule), schedule)
-        return
-    flag = torch.zeros(1, dtype=torch.int32, device=tensors[0].device) if fail is None else fail
-    if _none_passes(kernel, sizes):
-        flag.fill_(1)
-    else:
-        fn(programs, [*arguments, flag], tiles(kernel, schedule), schedule)
-    if fail is None and flag.item():
-        raise CheckFailed(kernel)
+    constants, names = tiles(kernel, schedule), kernel.sizes
+    limits = [sympy.sympify(v.attr) for v in kernel.lets if v.op == "check"]
+    fixed = grid(kernel, schedule, {}) if extent(kernel.parallel).is_number else None
+
+    def run(tensors: Sequence[torch.Tensor], sizes: Mapping[str, int], fail: torch.Tensor | None = None) -> None:
+        programs = grid(kernel, schedule, sizes) if fixed is None else fixed
+        if programs == 0:
+            return
+        arguments: list[object] = [*tensors, *(sizes[s] for s in names)]
+        if not limits:
+            fn(programs, arguments, constants, schedule)
+            return
+        flag = torch.zeros(1, dtype=torch.int32, device=tensors[0].device) if fail is None else fail
+        if any(evaluate(e, sizes) <= 0 for e in limits) and evaluate(extent(kernel.axes), sizes) > 0:
+            flag.fill_(1)  # against size 0, not even the load of index 0 would be in bounds
+        else:
+            fn(programs, [*arguments, flag], constants, schedule)
+        if fail is None and flag.item():
+            raise CheckFailed(kernel)
+
+    return run
 
 
-def _none_passes(kernel: Kernel, sizes: Mapping[str, int]) -> bool:
-    """Whether a check is against size 0, so that not even index 0 may be loaded."""
-    empty = any(v.op == "check" and evaluate(sympy.sympify(v.attr), sizes) <= 0 for v in kernel.lets)
-    return empty and evaluate(extent(kernel.axes), sizes) > 0
+def _options(schedule: Schedule) -> dict[str, int | bool]:
+    return {
+        "num_warps": schedule.num_warps,
+        "num_stages": schedule.num_stages,
+        "enable_fp_fusion": schedule.fp_fusion,
+    }
 
 
 def compiled(source: str, name: str) -> Launcher:
@@ -93,9 +109,8 @@ def compiled(source: str, name: str) -> Launcher:
     fn = _module(source)[name]
 
     def run(programs: int, arguments: Sequence[object], constants: Mapping[str, int], schedule: Schedule) -> None:
-        options = {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages}
         with _LANGUAGE:
-            fn[(programs,)](*arguments, **constants, **options)
+            fn[(programs,)](*arguments, **constants, **_options(schedule))
 
     return run
 
@@ -195,30 +210,35 @@ class CompiledInfo:
 
 
 def cross_compile(
-    kernel: Kernel, schedule: Schedule | None = None, capability: int = 90, *, aligned: bool = True
+    kernel: Kernel,
+    schedule: Schedule | None = None,
+    capability: int = 90,
+    *,
+    aligned: bool = True,
+    divisible: Collection[str] = (),
 ) -> CompiledInfo:
     """Compile for compute capability ``capability`` (80, 90) without a GPU.
 
-    ``aligned`` promises pointers that are multiples of 16 bytes and, as Triton does for the sizes that it sees, nothing
-    about the sizes.
+    ``aligned`` promises pointers that are multiples of 16 bytes, ``divisible`` names the sizes that are multiples of
+    16: what Triton finds out by itself when it launches. Without, it loads one element at a time.
     """
     schedule = schedule or default_schedule(kernel)
     fn = _module(emit(kernel, schedule))[kernel.name]
     constants = tiles(kernel, schedule)
     types = [_SIGNATURE[b.dtype] for b in kernel.buffers] + ["i32"] * len(kernel.sizes) + ["*i32"] * kernel.checks
     types += ["constexpr"] * len(constants)
-    pointers = [i for i, t in enumerate(types) if t.startswith("*")]
-    hints = {(i,): [["tt.divisibility", 16]] for i in pointers} if aligned else {}
+    known = [i for i, t in enumerate(types) if aligned and t.startswith("*")]
+    known += [len(kernel.buffers) + i for i, s in enumerate(kernel.sizes) if s in divisible]
+    hints = {(i,): [["tt.divisibility", 16]] for i in known}
     source = ASTSource(fn, dict(zip(fn.arg_names, types)), constants, hints)
-    options = {"num_warps": schedule.num_warps, "num_stages": schedule.num_stages}
     with _LANGUAGE:
-        out = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        out = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=_options(schedule))
     ptx, cubin = str(out.asm["ptx"]), bytes(out.asm["cubin"])
-    regs, spills = _resources(ptx)
+    regs, spills = _resources(ptx, schedule)
     return CompiledInfo(regs, spills, int(out.metadata.shared), ptx, cubin)
 
 
-def _resources(ptx: str) -> tuple[int, int]:
+def _resources(ptx: str, schedule: Schedule) -> tuple[int, int]:
     """Registers and bytes of spill stores, of which Triton keeps no record without a GPU: ptxas tells."""
     found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert found is not None
@@ -226,6 +246,7 @@ def _resources(ptx: str) -> tuple[int, int]:
         file = Path(folder, "kernel.ptx")
         file.write_text(ptx)
         command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", str(file), "-o", "/dev/null"]
+        command += [] if schedule.fp_fusion else ["--fmad=false"]
         log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     numbers = [re.search(pattern, log) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
     regs, spills = (int(m[1]) if m else 0 for m in numbers)

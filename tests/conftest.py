@@ -27,7 +27,7 @@ def folder_of(module: Path) -> Path:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
     """``golden(text)``, or ``golden(text, "part")`` for a test with several texts."""
     folder = folder_of(request.path)
     update = bool(request.config.getoption("--update-golden"))
@@ -44,7 +44,7 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
             pytest.fail(f"no golden file {file}: run pytest --update-golden, and read what it writes")
         assert text == file.read_text(), f"differs from {file}"
 
-    yield check
+    return check
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,6 +53,9 @@ def _no_orphans(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     config = request.config
     folder = folder_of(request.path)
+    if folder.parent.is_dir():
+        lost = [f.name for f in folder.parent.iterdir() if not (request.path.parent / f"test_{f.name}.py").exists()]
+        assert not lost, f"golden folders without a test module: {lost}"
     selected = config.option.keyword or config.option.markexpr or any("::" in a for a in config.args)
     if selected or hasattr(config, "workerinput") or request.session.shouldstop or not folder.is_dir():
         return
