@@ -1,7 +1,7 @@
 """Kernel IR to Triton: readable, stand-alone source of one kernel.
 
 The parallel axes are one linear range, cut into tiles of ``XB`` points, a program each; the reduce axes are another,
-cut into tiles of ``RB``.  A value has the shape of the axes with which it varies, so what is the same along a row is
+cut into tiles of ``RB``.  (A transposing kernel, without reductions, has one of its parallel axes there.)  A value has the shape of the axes with which it varies, so what is the same along a row is
 computed once for the row.  If ``RB`` holds the whole reduction the kernel is straight-line code; else it loops over it
 once for each stage (see ``stages``), and once more for the stores that need the last.
 
@@ -62,17 +62,22 @@ class _Emitter:
         n = self.n
         for size in n.sizes:  # int32, or a constant where Triton specialises: neither is what indices need
             self.w(f"{size} = tl.full([], {size}, tl.int64)")
+        v, program = self.values, f"tl.program_id(0){'.to(tl.int64)' if n.wide else ''}"
+        if n.tiled:
+            across = f"(({text(n.rn)} + RB - 1) // RB)"
+            self.w(f"{v.x} = {program} // {across} * XB + {v.arange('x')}")
+            self.w(f"{v.r} = {program} % {across} * RB + {v.arange('r')}")
+        elif n.parallel:
+            self.w(f"{v.x} = {program} * XB + {v.arange('x')}")
         if n.parallel:
-            self.w(
-                f"{self.values.x} = tl.program_id(0){'.to(tl.int64)' if n.wide else ''} * XB + {self.values.arange('x')}"
-            )
             self.decode("x")
         live = self.live()
-        if n.reduced and not n.persistent(self.schedule):
+        if n.reduced and not n.tiled and not n.persistent(self.schedule):
             self.looped(live)
         else:
+            if n.reduced and not n.tiled:
+                self.w(f"{v.r} = {v.arange('r')}")
             if n.reduced:
-                self.w(f"{self.values.r} = {self.values.arange('r')}")
                 self.decode("r")
             self.compute(live)
             self.barrier()

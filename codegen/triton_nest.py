@@ -34,7 +34,11 @@ class Nest:
 
     kernel: Kernel
     parallel: tuple[Axis, ...]
+    """The x side of a tile."""
     reduced: tuple[Axis, ...]
+    """The r side: the reduce axes, or the parallel axis of a tiled kernel that the x side leaves out."""
+    tiled: bool
+    """Whether a kernel without reductions has tiles of two sides, as its accesses differ in what is contiguous."""
     x_inner: bool
     """Whether the contiguous side of a tile is the parallel one."""
     wide: bool
@@ -69,7 +73,23 @@ def nest(kernel: Kernel) -> Nest:
     votes = {a.name: sum(_votes(index, a, kernel) for index in accesses) for a in kernel.axes}
     parallel, reduced = _fastest_last(kernel.parallel, votes), _fastest_last(kernel.reduced, votes)
     x_inner = bool(parallel) and bool(reduced) and votes[parallel[-1].name] > votes[reduced[-1].name]
-    return Nest(kernel, parallel, reduced, x_inner, _wide(kernel), sizes)
+    rivals = () if reduced else tuple(a for a in parallel[:-1] if _rivals(a, parallel[-1], accesses, kernel))[-1:]
+    return Nest(
+        kernel=kernel,
+        parallel=tuple(a for a in parallel if a not in rivals),
+        reduced=reduced or rivals,
+        tiled=bool(rivals),
+        x_inner=x_inner,
+        wide=_wide(kernel),
+        sizes=sizes,
+    )
+
+
+def _rivals(a: Axis, fastest: Axis, accesses: list[Index], kernel: Kernel) -> bool:
+    """Whether some access of two axes or more is contiguous along ``a``, another along ``fastest``, and both are long."""
+    if any(e.is_number and e < 16 for e in map(sympy.sympify, (a.extent, fastest.extent))):
+        return False
+    return all(any(_votes(index, axis, kernel) > 1 for index in accesses) for axis in (a, fastest))
 
 
 def _without_units(kernel: Kernel) -> Kernel:
@@ -132,15 +152,19 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     """Tiles by rule of thumb for a GPU, or wide ones for the interpreter, which takes its time by program.
 
     1. no reduction: 1024 points, 4 warps
-    2. a row fits a tile and is its contiguous side: as many whole rows as make 2048 points
-    3. it fits, but the parallel side is contiguous: at least 32 columns, so that a warp reads whole lines
-    4. it does not fit: loop, with 2048 points in a tile
+    2. none, but accesses that differ in the contiguous axis: tiles of 64 by 32, so that both read whole lines
+    3. a row fits a tile and is its contiguous side: as many whole rows as make 2048 points
+    4. it fits, but the parallel side is contiguous: at least 32 columns, so that a warp reads whole lines
+    5. it does not fit: loop, with 2048 points in a tile
     """
     n = nest(kernel)
     budget = 65536 if interpreter else 2048
     if not n.reduced:
         xb = _fit(n.xn, 65536 if interpreter else 1024)
         return Schedule(xb, 1, max(1, min(4, xb // 256)))
+    if n.tiled:
+        xb, rb = _fit(n.xn, budget // 32), _fit(n.rn, 32)
+        return Schedule(xb, rb, max(1, min(4, xb * rb // 256)))
     least = 32 if n.x_inner else 1
     rb = _fit(n.rn, PERSISTENT // _fit(n.xn, least))
     if not (n.rn.is_number and n.rn <= rb):
@@ -158,7 +182,9 @@ def _fit(n: Index, most: int) -> int:
 
 def grid(kernel: Kernel, schedule: Schedule, sizes: Mapping[str, int]) -> int:
     """Number of programs; 0 where there is nothing to compute."""
-    return -(-evaluate(extent(kernel.parallel), sizes) // schedule.XB)
+    n = nest(kernel)
+    programs = -(-evaluate(n.xn, sizes) // schedule.XB)
+    return programs * -(-evaluate(n.rn, sizes) // schedule.RB) if n.tiled else programs
 
 
 def evaluate(e: Index, sizes: Mapping[str, int]) -> int:

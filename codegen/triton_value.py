@@ -50,7 +50,7 @@ class Values:
     def __post_init__(self) -> None:
         n, k = self.n, self.n.kernel
         self.lets = {v.name: v for v in k.lets}
-        self.axis_side = {a.name: "r" if a.reduce else "x" for a in k.axes}
+        self.axis_side = {a.name: "r" if a in n.reduced else "x" for a in k.axes}
         taken = {*self.lets, *self.axis_side, *n.sizes, *(b.name for b in k.buffers)}
         self.r0 = _fresh("r0", taken)
         self.x = n.parallel[0].name if len(n.parallel) == 1 else _fresh("x", taken)
@@ -76,7 +76,7 @@ class Values:
                 out |= self.along(v.attr)
             case _:
                 pass
-        return out - {"r"} if v.op == "reduce" else out
+        return out - {"r"} if v.op == "reduce" and not self.n.tiled else out
 
     def along(self, index: Index) -> frozenset[str]:
         """Sides of the tile along which an index varies."""
@@ -214,7 +214,7 @@ class Values:
         return a if "r" in sides else f"tl.broadcast_to({a}, {self.shape(sides | {'r'})})"
 
     def reduced(self, v: Let, a: str) -> str:
-        if not self.n.reduced:  # all reduce axes have extent 1
+        if not self.n.reduced or self.n.tiled:  # all reduce axes have extent 1
             return self.arg(v.args[0])
         keep = ", keep_dims=True" if self.n.rank == 2 else ""
         out = f"tl.reduce({a}, {self.axis}, {self.combine(v)}{keep})"

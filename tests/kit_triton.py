@@ -126,3 +126,12 @@ def everything(dtype: str) -> Kernel:
         value = b.let("cast", y, dtype=COMPUTE[storage])
         b.store(f"c{k}", at, b.let("round", value, attr=storage), storage)
     return b.kernel()
+
+
+def transpose_kernel(batch: object, rows: object, columns: object) -> Kernel:
+    b = Build("transpose_add", n=batch, i=rows, j=columns)  # type: ignore[arg-type]
+    n, i, j = b["n"], b["i"], b["j"]
+    rows, columns = b.axes[1].extent, b.axes[2].extent
+    x = b.load("x", n * rows * columns + j * rows + i)
+    b.store("out", n * rows * columns + i * columns + j, b.let("add", x, b.load("bias", j)))
+    return b.kernel()

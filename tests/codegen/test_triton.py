@@ -24,6 +24,7 @@ from kit_triton import (
     run,
     same,
     softmax_kernel,
+    transpose_kernel,
 )
 
 from dsc.codegen.triton import Schedule, default_schedule, emit, grid
@@ -154,13 +155,17 @@ def test_symbolic_sizes(golden: Callable[..., None]) -> None:
 
 
 def test_transpose_and_broadcast(golden: Callable[..., None]) -> None:
-    b = Build("transpose_add", i=5, j=33)
-    i, j = b["i"], b["j"]
-    b.store("out", i * 33 + j, b.let("add", b.load("x", j * 5 + i), b.load("bias", j)))
-    golden(emit(b.kernel()))
-    x, bias, out = randn(33, 5), randn(33), torch.empty(5, 33)
-    run(b.kernel(), x, bias, out, schedule=Schedule(32))
-    same(out, x.t() + bias)
+    kernel = transpose_kernel(2, 40, 33)
+    golden(emit(kernel))
+    x, bias, out = randn(2, 33, 40), randn(33), torch.empty(2, 40, 33)
+    for schedule in (None, default_schedule(kernel), Schedule(4, 16), Schedule(128, 64)):
+        run(kernel, x, bias, out.fill_(0), schedule=schedule)
+        same(out, x.mT + bias)
+    narrow = transpose_kernel(1, 40, 3)  # not worth tiles of two sides
+    assert "RB" not in emit(narrow)
+    x, bias, out = randn(1, 3, 40), randn(3), torch.empty(1, 40, 3)
+    run(narrow, x, bias, out)
+    same(out, x.mT + bias)
 
 
 def test_zero_d_and_unit_axes(golden: Callable[..., None]) -> None:
@@ -337,6 +342,8 @@ def test_grid_and_default_schedule() -> None:
     assert default_schedule(softmax_kernel(8, 16385)) == Schedule(1, 2048, 4)
     assert default_schedule(softmax_kernel(8, "n")) == Schedule(1, 2048, 4)
     assert default_schedule(pointwise("exp", 10, ["f32"], "f32")) == Schedule(16, 1, 1)
+    assert default_schedule(transpose_kernel(8, 100, 100)) == Schedule(64, 32, 4)
+    assert grid(transpose_kernel(8, 100, "m"), Schedule(64, 32), {"m": 65}) == 9 * 4
     assert default_schedule(column_sum(100, 70)) == Schedule(32, 128, 8)
     assert default_schedule(column_sum(10000, 70)) == Schedule(32, 64, 4)
 

@@ -15,6 +15,7 @@ from kit_triton import (
     in_place_kernel,
     layernorm_kernel,
     softmax_kernel,
+    transpose_kernel,
     uniform_kernel,
 )
 
@@ -83,3 +84,11 @@ def test_products_and_sums_are_rounded_apart() -> None:
     assert "fma" not in cross_compile(b.kernel(), None, 80).ptx
     assert "fma" in cross_compile(b.kernel(), Schedule(1024, fp_fusion=True), 80).ptx
     assert "fma.rn.f32" in cross_compile(pointwise("fma", 1024, ["f32"] * 3, "f32"), None, 80).ptx
+
+
+def test_transpose_reads_and_writes_whole_lines() -> None:
+    info = cross_compile(transpose_kernel(8, 512, 768), None, 80)
+    assert info.spills == 0
+    assert info.shared > 0
+    assert "ld.global.v4.b32" in info.ptx
+    assert "st.global.v4.b32" in info.ptx
