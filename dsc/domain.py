@@ -1,0 +1,205 @@
+"""Iteration spaces: over which axes a node runs, and when two nodes can run in one loop nest.
+
+A space is a row-major list of dimensions, each parallel or reduced.  Size-1 dimensions are left out, and two spaces
+meet in their common refinement: ``[B*T, C]`` and ``[B, T, C]`` meet in ``[B, T, C]``, because splitting a dimension
+into factors keeps row-major order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.fx import Node
+
+from dsc import ops
+from dsc.torch_shim import sym_expr
+
+Extent = int | sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    extent: Extent
+    reduce: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    dims: tuple[Dim, ...]
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return tuple(d.extent for d in self.dims)
+
+    @property
+    def parallel(self) -> tuple[Extent, ...]:
+        return tuple(d.extent for d in self.dims if not d.reduce)
+
+    @property
+    def reduces(self) -> bool:
+        return any(d.reduce for d in self.dims)
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{d.extent}{'!' if d.reduce else ''}" for d in self.dims) + "]"
+
+
+def shape(t: torch.Tensor) -> tuple[Extent, ...]:
+    return tuple(extent(s) for s in t.shape)
+
+
+def extent(size: int | torch.SymInt) -> Extent:
+    """A plain int where the size is known, else its sympy expression."""
+    e = sym_expr(size)
+    if isinstance(e, int):
+        return e
+    return int(e) if e.is_number else e
+
+
+def product(extents: Iterable[Extent]) -> Extent:
+    out: Extent = 1
+    for e in extents:
+        out = out * e
+    return out
+
+
+def same(a: Extent, b: Extent) -> bool:
+    """Provably equal."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return a == b or sympy.expand(a - b) == 0
+
+
+def divide(a: Extent, b: Extent) -> Extent | None:
+    """``a / b`` if it is provably an integer."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b > 0 and a % b == 0 else None
+    quotient = sympy.cancel(sympy.sympify(a) / b)
+    if quotient.is_number:
+        return int(quotient) if quotient.is_integer else None
+    if not quotient.is_integer:
+        return None
+    return quotient  # type: ignore[no-any-return]
+
+
+def refine(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The coarsest row-major factorisation finer than both, or None.  Reduced and parallel dimensions never mix."""
+    a, b = list(left), list(right)
+    out: list[Dim] = []
+    while a and b:
+        x, y = a[0], b[0]
+        if x.reduce != y.reduce:
+            return None
+        if same(x.extent, y.extent):
+            out.append(x)
+            a.pop(0)
+            b.pop(0)
+        elif (rest := divide(y.extent, x.extent)) is not None:
+            out.append(x)
+            a.pop(0)
+            b[0] = Dim(rest, y.reduce)
+        elif (rest := divide(x.extent, y.extent)) is not None:
+            out.append(y)
+            b.pop(0)
+            a[0] = Dim(rest, x.reduce)
+        else:
+            return None
+    return tuple(out) if not a and not b else None
+
+
+def without_ones(dims: Iterable[Dim]) -> tuple[Dim, ...]:
+    return tuple(d for d in dims if not (isinstance(d.extent, int) and d.extent == 1))
+
+
+def of(node: Node) -> Space:
+    """The space of a node that a kernel can compute (see ``ops.why_not_fused``)."""
+    if ops.info(node).kind in ("reduction", "rowwise"):
+        reduced = set(ops.reduced_dims(node))
+        x = ops.tensor(ops.operand(node, 0))
+        return Space(without_ones(Dim(e, i in reduced) for i, e in enumerate(shape(x))))
+    v = node.meta["val"]
+    return plain(v[0] if isinstance(v, (tuple, list)) else v)
+
+
+def plain(t: torch.Tensor) -> Space:
+    """All dimensions of a tensor, none reduced."""
+    return Space(without_ones(Dim(e) for e in shape(t)))
+
+
+def meet(a: Space, b: Space) -> Space | None:
+    """The space in which one kernel can compute what runs in ``a`` and what runs in ``b``, or None.
+
+    1. Neither reduces, or both reduce the same dimensions: their common refinement.
+    2. One reduces, the other does not: the other runs over everything, or over the parallel part (a row each).
+    3. Anything else does not meet.
+    """
+    if a.reduces == b.reduces:
+        dims = refine(a.dims, b.dims)
+        return Space(dims) if dims is not None else None
+    rows, flat = (a, b) if a.reduces else (b, a)
+    whole = _refine_ignoring_flags(rows.dims, flat.dims)
+    if whole is not None:
+        return Space(whole)
+    return _refine_rows(rows, flat)
+
+
+def _refine_ignoring_flags(rows: Sequence[Dim], flat: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    a, b = list(rows), list(flat)
+    out: list[Dim] = []
+    while a and b:
+        x, y = a[0], b[0]
+        if same(x.extent, y.extent):
+            out.append(x)
+            a.pop(0)
+            b.pop(0)
+        elif (rest := divide(y.extent, x.extent)) is not None:
+            out.append(x)
+            a.pop(0)
+            b[0] = Dim(rest)
+        elif (rest := divide(x.extent, y.extent)) is not None:
+            out.append(Dim(y.extent, x.reduce))
+            b.pop(0)
+            a[0] = Dim(rest, x.reduce)
+        else:
+            return None
+    return tuple(out) if not a and not b else None
+
+
+def _refine_rows(rows: Space, flat: Space) -> Space | None:
+    """Refines the parallel dimensions of ``rows`` by ``flat``, leaving the reduced ones where they stand."""
+    todo = list(flat.dims)
+    out: list[Dim] = []
+    for d in rows.dims:
+        if d.reduce:
+            out.append(d)
+            continue
+        left: Extent = d.extent
+        while not (isinstance(left, int) and left == 1):
+            if not todo:
+                return None
+            y = todo[0].extent
+            if same(left, y):
+                out.append(Dim(left))
+                todo.pop(0)
+                break
+            if (rest := divide(left, y)) is not None:
+                out.append(Dim(y))
+                todo.pop(0)
+                left = rest
+            elif (rest := divide(y, left)) is not None:
+                out.append(Dim(left))
+                todo[0] = Dim(rest)
+                break
+            else:
+                return None
+    return Space(tuple(out)) if not todo else None
+
+
+def runs_over(node_shape: Sequence[Extent], space: Space) -> bool | None:
+    """True: one value an element of the space; False: one a row (parallel part); None: neither."""
+    numel = product(node_shape)
+    if same(numel, product(space.extents)):
+        return True
+    return False if same(numel, product(space.parallel)) else None

@@ -1,0 +1,459 @@
+"""The op table: what dsc knows of each ATen operator.  The only file that classifies ATen names.
+
+A name is ``packet.overload``, as in ``add.Tensor``.  What stands in no table is ``opaque``: it is called through ATen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.fx import Node
+
+Kind = Literal["pointwise", "reduction", "rowwise", "create", "view", "item", "matmul", "collective", "random", "opaque"]
+"""``rowwise`` reduces inside and gives full rows back (softmax, norms); ``item`` picks one of several results."""
+
+SHORT: Mapping[torch.dtype, str] = {
+    torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b1",
+}  # fmt: skip
+"""Dtypes that kernels can load and store; anything else goes to ATen."""
+
+LONG: Mapping[str, torch.dtype] = {v: k for k, v in SHORT.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    name: str
+    kind: Kind
+    precision: Literal["follow", "wide", "any"] = "follow"
+    """wide: loses accuracy in 16 bits (exp, sums, norms); any: exact in any format; follow: as its inputs."""
+
+
+_UNARY = (
+    "neg abs reciprocal sqrt rsqrt exp expm1 exp2 log log1p log2 sin cos tanh erf sigmoid floor ceil trunc round relu "
+    "silu sign square isnan logical_not bitwise_not clone alias_copy hardtanh leaky_relu elu softplus hardsigmoid "
+    "hardswish mish log_sigmoid_forward gelu erfc isinf"
+).split()
+
+_POINTWISE = frozenset(f"{n}.default" for n in _UNARY) | frozenset(
+    """
+    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar
+    maximum.default minimum.default pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar atan2.default
+    lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar
+    logical_and.default logical_or.default logical_xor.default
+    bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
+    where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
+    clamp.default clamp.Tensor clamp_min.default clamp_max.default clamp_min.Tensor clamp_max.Tensor
+    addcmul.default addcdiv.default lerp.Scalar lerp.Tensor
+    _to_copy.default native_dropout_backward.default
+    gelu_backward.default silu_backward.default sigmoid_backward.default tanh_backward.default threshold_backward.default
+    leaky_relu_backward.default elu_backward.default hardtanh_backward.default
+    nll_loss_backward.default mse_loss_backward.default
+    embedding.default cat.default constant_pad_nd.default slice_backward.default select_backward.default
+    stack.default tril.default triu.default flip.default repeat.default copy.default
+    new_full.default new_zeros.default new_ones.default
+    """.split()
+)
+
+_CREATE = frozenset(
+    """
+    full.default full_like.default zeros.default zeros_like.default ones.default ones_like.default
+    new_full.default new_zeros.default new_ones.default
+    scalar_tensor.default arange.default arange.start arange.start_step
+    """.split()
+)
+
+_REDUCTION = frozenset(
+    """
+    sum.default sum.dim_IntList mean.default mean.dim prod.default prod.dim_int amax.default amin.default
+    max.default min.default any.default any.dim any.dims all.default all.dim all.dims
+    var.correction std.correction var_mean.correction mse_loss.default
+    """.split()
+)
+
+_ROWWISE = frozenset(
+    """
+    _softmax.default _log_softmax.default _softmax_backward_data.default _log_softmax_backward_data.default
+    native_layer_norm.default native_layer_norm_backward.default
+    native_batch_norm.default _native_batch_norm_legit.default _native_batch_norm_legit_functional.default
+    _native_batch_norm_legit.no_stats
+    native_batch_norm_backward.default native_group_norm.default
+    _fused_rms_norm.default
+    nll_loss_forward.default logsumexp.default
+    """.split()
+)
+
+_VIEW = frozenset(
+    """
+    view.default _unsafe_view.default reshape.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims
+    expand.default permute.default transpose.int t.default slice.Tensor select.int detach.default alias.default
+    as_strided.default diagonal.default unfold.default _reshape_alias.default movedim.int
+    """.split()
+)
+"""Same dtype, same storage: kernels read through them by strides."""
+
+_MULTI_VIEW = frozenset("split.Tensor split_with_sizes.default unbind.int chunk.default split.sizes".split())
+
+_MATMUL = frozenset(
+    "mm.default addmm.default bmm.default baddbmm.default convolution.default convolution_backward.default "
+    "_scaled_mm.default linear.default matmul.default".split()
+)
+
+_WIDE = frozenset("exp.default log.default pow.Tensor_Scalar pow.Tensor_Tensor erf.default".split()) | _REDUCTION | _ROWWISE
+_EXACT = _VIEW | _CREATE | frozenset("clone.default relu.default neg.default where.self".split())
+
+
+def name_of(node: Node) -> str:
+    """``packet.overload`` of an ATen call, ``getitem`` for one of several results, else the target's own name."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target.namespace != "aten":
+            return str(target)
+        return str(target)[5:]
+    if target is operator.getitem:
+        return "getitem"
+    return getattr(target, "__name__", str(target))
+
+
+def _kind(name: str) -> Kind:
+    if name == "getitem":
+        return "item"
+    if name in _CREATE:
+        return "create"
+    for kind, table in (
+        ("pointwise", _POINTWISE),
+        ("reduction", _REDUCTION),
+        ("rowwise", _ROWWISE),
+        ("view", _VIEW | _MULTI_VIEW),
+        ("matmul", _MATMUL),
+    ):
+        if name in table:
+            return kind  # type: ignore[return-value]
+    return "opaque"
+
+
+_TABLE: Mapping[str, OpInfo] = {
+    n: OpInfo(n, _kind(n), "wide" if n in _WIDE else "any" if n in _EXACT else "follow")
+    for n in sorted(_POINTWISE | _CREATE | _REDUCTION | _ROWWISE | _VIEW | _MULTI_VIEW | _MATMUL | {"getitem"})
+}
+
+
+def info(node: Node) -> OpInfo:
+    """What the table says of a ``call_function`` node; ``opaque`` for everything else."""
+    name = name_of(node) if node.op == "call_function" else node.op
+    found = _TABLE.get(name)
+    if found is not None:
+        return found
+    if name.startswith(("_c10d_functional.", "c10d.")):
+        return OpInfo(name, "collective")
+    if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        return OpInfo(name, "random")
+    return OpInfo(name, "opaque")
+
+
+def is_view(node: Node) -> bool:
+    """A strided view of its first argument, or one piece of a split."""
+    kind = info(node).kind
+    if kind == "item":
+        return isinstance(node.args[0], Node) and name_of(node.args[0]) in _MULTI_VIEW
+    return kind == "view" and name_of(node) not in _MULTI_VIEW
+
+
+def is_split(node: Node) -> bool:
+    """Gives a list of views of its first argument."""
+    return node.op == "call_function" and name_of(node) in _MULTI_VIEW
+
+
+def value(node: Node) -> object:
+    """The fake value of a node: a FakeTensor, a tuple of them, a SymInt, or None."""
+    return node.meta.get("val")
+
+
+def tensor(node: Node) -> torch.Tensor:
+    """The fake tensor of a node that has one result."""
+    v = node.meta["val"]
+    assert isinstance(v, torch.Tensor), node
+    return v
+
+
+def operand(node: Node, index: int) -> Node:
+    """Argument ``index``, which must be a node."""
+    arg = node.args[index]
+    assert isinstance(arg, Node), (node, index)
+    return arg
+
+
+def tensor_operands(node: Node) -> list[Node]:
+    """Argument nodes that are tensors, in order, without repeats."""
+    return [a for a in node.all_input_nodes if isinstance(value(a), torch.Tensor)]
+
+
+def nbytes(t: torch.Tensor) -> int | torch.SymInt:
+    return t.numel() * t.element_size()
+
+
+# --- what a kernel can compute -------------------------------------------------------------------------------------
+
+_FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+_FLOAT_RESULT = frozenset("mean.default mean.dim".split())
+_INT_OK = frozenset(
+    """
+    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar neg.default abs.default square.default
+    maximum.default minimum.default relu.default clone.default alias_copy.default _to_copy.default cat.default stack.default
+    lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar
+    logical_and.default logical_or.default logical_xor.default logical_not.default bitwise_not.default
+    bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
+    where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
+    clamp.default clamp_min.default clamp_max.default embedding.default constant_pad_nd.default slice_backward.default
+    select_backward.default tril.default triu.default flip.default repeat.default copy.default
+    sum.default sum.dim_IntList any.default any.dim any.dims all.default all.dim all.dims amax.default amin.default
+    """.split()
+)
+"""May read integers or bools; every other op's tensors must be floats (index arguments apart)."""
+
+_INDEX_ARGS: Mapping[str, frozenset[int]] = {
+    "embedding.default": frozenset({1}),
+    "nll_loss_forward.default": frozenset({1}),
+    "nll_loss_backward.default": frozenset({2}),
+    "native_dropout_backward.default": frozenset({1}),
+    "masked_fill.Scalar": frozenset({1}),
+    "masked_fill.Tensor": frozenset({1}),
+    "where.self": frozenset({0}),
+    "mul.Tensor": frozenset({0, 1}),
+}
+"""Positions of integer or bool operands of float ops."""
+
+
+def _no_rounding(node: Node) -> str | None:
+    return "rounding to decimals" if node.kwargs.get("decimals") or len(node.args) > 1 else None
+
+
+def _int_true_division(node: Node) -> str | None:
+    t = value(node)
+    operands = [tensor(a) for a in tensor_operands(node)]
+    if isinstance(t, torch.Tensor) and not all(o.dtype.is_floating_point for o in operands):
+        return "integer true division"
+    return None
+
+
+def _one_dtype(node: Node) -> str | None:
+    dtypes = {tensor(a).dtype for a in tensor_operands(node)}
+    return None if len(dtypes) <= 1 else "operands of several dtypes"
+
+
+def _nll_forward(node: Node) -> str | None:
+    if node.args[2] is not None:
+        return "class weights"
+    if node.args[3] != 0:
+        return "a loss over all rows is split first"
+    return None if tensor(operand(node, 0)).dim() == 2 else "not [rows, classes]"
+
+
+def _nll_backward(node: Node) -> str | None:
+    if node.args[3] is not None:
+        return "class weights"
+    return None if tensor(operand(node, 1)).dim() == 2 else "not [rows, classes]"
+
+
+def _layer_norm_backward(node: Node) -> str | None:
+    mask = node.args[7]
+    assert isinstance(mask, Sequence)
+    if mask[0] and (mask[1] or mask[2]):
+        return "input and parameter gradients are split first"
+    if mask[0] and node.args[5] is None:
+        return None
+    return None
+
+
+def _batch_norm(node: Node) -> str | None:
+    x = tensor(operand(node, 0))
+    training = {"native_batch_norm.default": 5, "_native_batch_norm_legit_functional.default": 5}.get(name_of(node))
+    if training is None:
+        return "only the functional form of batch norm is fused"
+    if not node.args[training]:
+        return "batch norm in evaluation"
+    if name_of(node) == "native_batch_norm.default":
+        return "updates its running statistics in place"
+    return None if x.dtype == torch.float32 and x.dim() >= 2 else "not float32"
+
+
+def _batch_norm_backward(node: Node) -> str | None:
+    mask = node.args[9]
+    assert isinstance(mask, Sequence)
+    if not node.args[7]:
+        return "batch norm in evaluation"
+    if tensor(operand(node, 0)).dtype != torch.float32:
+        return "not float32"
+    return None
+
+
+def _embedding(node: Node) -> str | None:
+    return None if tensor(operand(node, 0)).dim() == 2 else "weight is not a matrix"
+
+
+def _copy_dtype(node: Node) -> str | None:
+    if node.kwargs.get("layout") not in (None, torch.strided):
+        return "layout change"
+    source, target = tensor(operand(node, 0)), tensor(node)
+    if source.device != target.device:
+        return "moves between devices"
+    if source.dtype.is_floating_point and target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        return "float to integer is undefined out of range: ATen decides"
+    return None
+
+
+def _masked_fill(node: Node) -> str | None:
+    return None if not isinstance(node.args[2], Node) or tensor(operand(node, 2)).dim() == 0 else "tensor fill"
+
+
+def _reduction_dtype(node: Node) -> str | None:
+    t, x = tensor(node), tensor(operand(node, 0))
+    if name_of(node) in ("prod.default", "prod.dim_int") and not t.dtype.is_floating_point:
+        return "integer product"
+    if t.dtype.is_floating_point and not x.dtype.is_floating_point:
+        return "integer to float reduction"
+    if x.dtype.is_floating_point and t.dtype != x.dtype and not t.dtype.is_floating_point:
+        return "float to integer reduction"
+    return None
+
+
+def _mse(node: Node) -> str | None:
+    shapes = {tuple(tensor(a).shape) for a in tensor_operands(node)}
+    if len(shapes) > 1:
+        return "broadcast loss"
+    return "unreduced loss" if len(node.args) > 2 and node.args[2] == 0 else None
+
+
+def _slice_backward(node: Node) -> str | None:
+    return None if node.args[5] == 1 else "step other than 1"
+
+
+def _arange(node: Node) -> str | None:
+    t = tensor(node)
+    if t.dtype not in (torch.int64, torch.int32):
+        return "float arange"
+    return None if all(isinstance(a, (int, torch.SymInt, Node)) for a in node.args) else "float arange"
+
+
+def _softmax(node: Node) -> str | None:
+    return "half to float" if node.args[2] else None
+
+
+def _softmax_backward(node: Node) -> str | None:
+    return None if node.args[3] == tensor(operand(node, 0)).dtype else "half to float"
+
+
+def _tril(node: Node) -> str | None:
+    return None if tensor(node).dim() >= 2 else "not a matrix"
+
+
+def _float_only_when_signed(node: Node) -> str | None:
+    return "unsigned" if tensor(node).dtype in (torch.uint8, torch.bool) else None
+
+
+_REASONS: Mapping[str, Callable[[Node], str | None]] = {
+    "round.default": _no_rounding,
+    "div.Tensor": _int_true_division,
+    "div.Scalar": _int_true_division,
+    "nll_loss_forward.default": _nll_forward,
+    "nll_loss_backward.default": _nll_backward,
+    "native_layer_norm_backward.default": _layer_norm_backward,
+    "_native_batch_norm_legit_functional.default": _batch_norm,
+    "native_batch_norm.default": _batch_norm,
+    "_native_batch_norm_legit.default": _batch_norm,
+    "_native_batch_norm_legit.no_stats": _batch_norm,
+    "native_batch_norm_backward.default": _batch_norm_backward,
+    "embedding.default": _embedding,
+    "_to_copy.default": _copy_dtype,
+    "masked_fill.Tensor": _masked_fill,
+    "sum.default": _reduction_dtype,
+    "sum.dim_IntList": _reduction_dtype,
+    "prod.default": _reduction_dtype,
+    "prod.dim_int": _reduction_dtype,
+    "mean.default": _reduction_dtype,
+    "mean.dim": _reduction_dtype,
+    "mse_loss.default": _mse,
+    "mse_loss_backward.default": _mse,
+    "slice_backward.default": _slice_backward,
+    "arange.default": _arange,
+    "arange.start": _arange,
+    "arange.start_step": _arange,
+    "_softmax.default": _softmax,
+    "_log_softmax.default": _softmax,
+    "_softmax_backward_data.default": _softmax_backward,
+    "_log_softmax_backward_data.default": _softmax_backward,
+    "tril.default": _tril,
+    "triu.default": _tril,
+    "abs.default": _float_only_when_signed,
+}
+
+
+def why_not_fused(node: Node) -> str | None:
+    """None if a kernel may compute the node, else why ATen must, in a few words."""
+    kind = info(node).kind
+    if kind not in ("pointwise", "reduction", "rowwise", "create"):
+        return f"{kind} op"
+    results = node.meta.get("val")
+    results = [r for r in (results if isinstance(results, (tuple, list)) else [results]) if r is not None]
+    if not results:
+        return "no fake value"
+    operands = tensor_operands(node)
+    tensors = [t for t in results if isinstance(t, torch.Tensor)] + [tensor(a) for a in operands]
+    if len(tensors) < len(results) + len(operands) or not results:
+        return "not a tensor"
+    for t in tensors:
+        if t.dtype not in SHORT:
+            return f"dtype {str(t.dtype).removeprefix('torch.')}"
+        if t.layout != torch.strided or t.is_quantized or t.is_conj() or t.is_neg():
+            return "not a plain strided tensor"
+        if any(isinstance(d, int) and d == 0 for d in t.shape):
+            return "empty"
+    devices = {t.device for t in tensors if t.dim() > 0}
+    if len(devices) > 1 or {t.device.type for t in tensors} - {"cpu"} - {d.type for d in devices}:
+        return "several devices"
+    name = name_of(node)
+    if name not in _INT_OK and kind != "create":
+        index = _INDEX_ARGS.get(name, frozenset())
+        floats = [a for i, a in enumerate(node.args) if isinstance(a, Node) and i not in index]
+        if any(isinstance(value(a), torch.Tensor) and tensor(a).dtype not in _FLOATS for a in floats):
+            return "not floating point"
+        if isinstance(results[0], torch.Tensor) and results[0].dtype not in _FLOATS and name not in ("isnan.default", "isinf.default"):
+            return "not floating point"
+    reason = _REASONS.get(name)
+    return reason(node) if reason else None
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    """Dimensions of operand 0 over which a reduction or rowwise node sums, normalised and sorted."""
+    x = tensor(operand(node, 0))
+    everything = tuple(range(x.dim()))
+    name = name_of(node)
+    dims: object
+    match name:
+        case "native_layer_norm.default":
+            dims = everything[x.dim() - len(node.args[1]) :]  # type: ignore[arg-type]
+        case "native_layer_norm_backward.default":
+            inner = len(node.args[2])  # type: ignore[arg-type]
+            dims = everything[x.dim() - inner :] if node.args[7][0] else everything[: x.dim() - inner]  # type: ignore[index]
+        case "_fused_rms_norm.default":
+            dims = everything[x.dim() - len(node.args[1]) :]  # type: ignore[arg-type]
+        case "_native_batch_norm_legit_functional.default" | "native_batch_norm_backward.default":
+            dims = (0, *everything[2:])
+        case "nll_loss_forward.default":
+            dims = (1,)
+        case "_softmax_backward_data.default" | "_log_softmax_backward_data.default":
+            dims = node.args[2]
+        case "sum.default" | "mean.default" | "prod.default" | "any.default" | "all.default" | "max.default" | "min.default":
+            dims = everything
+        case "mse_loss.default":
+            dims = everything
+        case _:
+            dims = node.args[1] if len(node.args) > 1 else None
+    if dims is None or (isinstance(dims, Sequence) and not dims and name not in ("native_layer_norm_backward.default",)):
+        dims = everything
+    chosen = (dims,) if isinstance(dims, int) else tuple(dims)  # type: ignore[arg-type]
+    return tuple(sorted({d % x.dim() for d in chosen})) if x.dim() else ()
