@@ -6,14 +6,19 @@ The code includes nothing and leans on GCC and Clang vector extensions; compile 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsc.codegen.cpp_axes import tidy
 from dsc.codegen.cpp_body import body
+from dsc.codegen.cpp_expr import known
 from dsc.codegen.cpp_nest import PRELUDE, RESERVED, Nest, identifier
 from dsc.codegen.cpp_ops import STORAGE
 from dsc.codegen.cpp_schedule import schedule
-from dsc.codegen.kernel import Buffer, Kernel
+from dsc.codegen.cpp_split import Pieces, split
+from dsc.codegen.kernel import NBYTES, Buffer, Kernel
+
+STACK = 1 << 16
+"""Bytes up to which a temporary lies on the stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +31,49 @@ class Call:
 
 
 def emit(kernel: Kernel) -> str:
-    """``static void name(buffers..., sizes..., int* fail)``; ``fail`` only where the kernel checks indices."""
-    n = Nest(schedule(tidy(kernel)), kernel)
+    """``static void name(buffers..., sizes..., int* fail)``; ``fail`` only where the kernel checks indices.
+
+    A long reduction comes as several such functions, the last of which calls the others.
+    """
+    tidied = tidy(kernel)
+    pieces = split(tidied)
+    if pieces is None:
+        n = Nest(schedule(tidied), kernel)
+        body(n)
+        return _function(kernel, n, n.lines)
+    return "\n".join([*(_piece(k) for k in pieces.kernels), _caller(kernel, tidied, pieces)])
+
+
+def _piece(k: Kernel) -> str:
+    k = replace(tidy(k), name=k.name)
+    n = Nest(schedule(k), k)
     body(n)
-    return "\n".join([*_comment(kernel), f"{signature(kernel, n)} {{", *n.lines, "}"]) + "\n"
+    return _function(k, n, n.lines)
+
+
+def _function(k: Kernel, n: Nest, lines: Sequence[str]) -> str:
+    return "\n".join([*_comment(k), f"{signature(k, n)} {{", *lines, "}"]) + "\n"
+
+
+def _caller(kernel: Kernel, tidied: Kernel, pieces: Pieces) -> str:
+    n = Nest(schedule(tidied), kernel)
+    names = dict(n.buffers)
+    taken = set(n.taken)
+    lines = []
+    for t in pieces.temporaries:
+        names[t.buffer] = identifier(t.buffer, taken)
+        size, kind = known(t.size), STORAGE[t.dtype]
+        if size is not None and size * NBYTES[t.dtype] <= STACK:
+            lines.append(f"  alignas(64) {kind} {names[t.buffer]}[{max(1, size)}];")
+        else:
+            bytes_ = f"({n.text(t.size)}) * sizeof({kind})"
+            lines.append(f"  {kind}* {names[t.buffer]} = ({kind}*)__builtin_malloc({bytes_});")
+    for k in map(tidy, pieces.kernels):
+        args = [names[b.name] for b in k.buffers] + [n.names[s] for s in k.sizes] + (["fail"] if k.checks else [])
+        lines.append(f"  {function_name(k)}({', '.join(args)});")
+    heap = [names[t.buffer] for t in pieces.temporaries if any(f"* {names[t.buffer]} = " in x for x in lines)]
+    lines += [f"  __builtin_free({name});" for name in heap]
+    return _function(kernel, n, lines)
 
 
 def emit_unit(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]]) -> str:

@@ -14,7 +14,7 @@ from itertools import permutations
 
 import sympy
 
-from dsc.codegen.cpp_expr import FloorDiv, Upto, ceil_div, known, mentions, stride, substitute
+from dsc.codegen.cpp_expr import Upto, bound, ceil_div, known, stride, substitute
 from dsc.codegen.kernel import Axis, Index, Kernel, Let, Store
 
 
@@ -88,8 +88,9 @@ def _with_reduce_axis(k: Kernel) -> Kernel:
 
 def _mergeable(k: Kernel) -> tuple[Axis, Axis] | None:
     es = indices(k)
+    fixed = {s.name for a in k.axes for s in sympy.sympify(a.extent).free_symbols}  # the number of a block, say
     for outer, inner in permutations(k.axes, 2):
-        if outer.reduce == inner.reduce and all(_one_walk(e, outer, inner) for e in es):
+        if fixed.isdisjoint((outer.name, inner.name)) and outer.reduce == inner.reduce and all(_one_walk(e, outer, inner) for e in es):
             return outer, inner
     return None
 
@@ -100,10 +101,7 @@ def _one_walk(e: Index, outer: Axis, inner: Axis) -> bool:
 
 
 def _merge(k: Kernel, outer: Axis, inner: Axis) -> Kernel:
-    taken = {a.name for a in k.axes} | {v.name for v in k.lets} | set(k.sizes)
-    name = f"{outer.name}_{inner.name}" if len(outer.name) + len(inner.name) < 12 else outer.name
-    while name in taken and name != outer.name:
-        name += "_"
+    name = _fresh(k, f"{outer.name}_{inner.name}") if len(outer.name) + len(inner.name) < 12 else outer.name
     merged = Axis(name, sympy.expand(sympy.sympify(outer.extent) * inner.extent), outer.reduce)
     # Every index is c * (outer * extent + inner) + rest, so inner can carry the whole walk and outer vanish.
     walk = {outer.name: sympy.S.Zero, inner.name: sympy.Symbol(name)}
@@ -111,11 +109,18 @@ def _merge(k: Kernel, outer: Axis, inner: Axis) -> Kernel:
     return rewrite(k, axes, walk)
 
 
-def strip(k: Kernel, axis: Axis, length: int) -> Kernel:
-    """Blocks of ``length`` points along the reduce axis, the block number just outside it."""
+def _fresh(k: Kernel, name: str) -> str:
+    taken = {a.name for a in k.axes} | {v.name for v in k.lets} | set(k.sizes)
+    while name in taken:
+        name += "_"
+    return name
+
+
+def strip(k: Kernel, axis: Axis, length: int) -> tuple[Kernel, str]:
+    """Blocks of ``length`` points along the reduce axis, and the new axis just outside it that counts them."""
     n = sympy.sympify(axis.extent)
     count = known(n)
-    block = sympy.Symbol(f"{axis.name}_block")
+    block = sympy.Symbol(_fresh(k, f"{axis.name}_block"))
     if count is not None and count % length == 0:
         inside: Index = sympy.Integer(length)
     else:
@@ -123,7 +128,7 @@ def strip(k: Kernel, axis: Axis, length: int) -> Kernel:
     outer = Axis(block.name, ceil_div(n, length), reduce=True)
     # rewrite() substitutes in extents too: the inner one must not lose its own block symbol.
     axes = tuple(b for a in k.axes for b in ((outer, Axis(a.name, inside, True)) if a.name == axis.name else (a,)))
-    return rewrite(k, axes, {axis.name: length * block + sympy.Symbol(axis.name)})
+    return rewrite(k, axes, {axis.name: length * block + sympy.Symbol(axis.name)}), block.name
 
 
 def work(k: Kernel) -> Index:
@@ -131,13 +136,5 @@ def work(k: Kernel) -> Index:
     total: Index = sympy.S.One
     for a in k.axes:
         e = sympy.sympify(a.extent)
-        total *= e.args[0] if isinstance(e, Upto) else e
+        total *= e if bound(e) is None else bound(e)
     return total
-
-
-def depends(a: Axis, k: Kernel) -> bool:
-    """Whether the extent of ``a`` changes along another axis."""
-    return mentions(sympy.sympify(a.extent), frozenset(b.name for b in k.axes))
-
-
-__all__ = ["FloorDiv", "depends", "indices", "rewrite", "strip", "tidy", "vary", "work"]

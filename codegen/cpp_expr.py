@@ -122,5 +122,11 @@ class Upto(sympy.Function):  # type: ignore[misc]
     """``Upto(n, rest)``: n, or what is left.  Opaque, so that sympy does not reason about it."""
 
 
+def bound(e: Index | int) -> int | None:
+    """The number that an extent does not exceed, where known."""
+    e = sympy.sympify(e)
+    return known(e.args[0] if isinstance(e, Upto) else e)
+
+
 def ceil_div(a: Index, b: int) -> Index:
     return sympy.Integer(-(-int(a) // b)) if a.is_Integer else FloorDiv(a + (b - 1), sympy.Integer(b))

@@ -64,6 +64,7 @@ class Nest:
         self.let = {v.name: v for v in self.k.lets}
         self.reduced = frozenset(a.name for a in self.k.reduced)
         self.passes = passes(self.k)
+        self.counters = counters(s)
         self.turned_loads: dict[str, str] = {}
         self.turned_stores: dict[int, str] = {}
         taken = set(RESERVED)
@@ -112,7 +113,7 @@ class Nest:
     def define(self, lets: Iterable[Let], groups: Sequence[Lanes]) -> None:
         for v in lets:
             for g in groups if self.vector(v) else [Lanes(0)]:
-                if (v.name, g.u) not in self.env:
+                if (v.name, g.u) not in self.env and v.name not in self.counters:
                     self._define(v, g)
 
     def _define(self, v: Let, g: Lanes) -> None:
@@ -145,9 +146,13 @@ class Nest:
                 return f"check({self.value(v.args[0], g)}, {size}, fail{lanes})"
             case "random":
                 seed, offset = v.args
+                if offset in self.counters:
+                    return f"uniform({self.value(seed, g)}, {self._start(offset, g)}, LANES)"
                 mixed = vector and self.vector(self.let[offset])
                 first = self.value(seed, g) if mixed or not vector else self.wide(seed, g)
                 return f"uniform({first}, {self.wide(offset, g) if vector else self.value(offset, g)})"
+            case _ if v.op in COMPARE and not self.counters.isdisjoint(v.args):
+                return self._compare_counter(v, g)
             case _:
                 of = self.let[v.args[-1]].dtype
                 mixes = v.op in INFIX or (v.op in COMPARE and of != "b1")
@@ -164,6 +169,21 @@ class Nest:
             return f"lanes<vl>([&](int l) -> long {{ return {self._lane_text(e, g)}; }}{self._limit(g)})"
         lanes = "LONG_LANES" if step == 1 else f"LONG_LANES * ({self.text(step)})"
         return f"({self.text(e, self.at(g.u))}) + {lanes}"
+
+    def _start(self, name: str, g: Lanes) -> str:
+        """What a counter is in lane 0."""
+        v = self.let[name]
+        if v.op == "index":
+            return self._place(sympy.sympify(v.attr), g)
+        a, b = (self._start(x, g) if x in self.counters else self.value(x, g) for x in v.args)
+        return f"{a} {INFIX[v.op]} {b if v.op == 'add' else f'({b})'}"
+
+    def _compare_counter(self, v: Let, g: Lanes) -> str:
+        """``start + lane < b`` as ``lane < b - start``: long lanes would cost several times as much."""
+        a, b = v.args
+        if a in self.counters:
+            return f"LANES {COMPARE[v.op]} near({self.value(b, g)} - ({self._start(a, g)}))"
+        return f"near({self.value(a, g)} - ({self._start(b, g)})) {COMPARE[v.op]} LANES"
 
     def _limit(self, g: Lanes) -> str:
         return f", {g.limit}" if g.limit else ""
@@ -257,7 +277,7 @@ class Nest:
 
     def _computable(self, lets: Sequence[Let]) -> list[Let]:
         """Without those that wait for a reduction."""
-        done: set[str] = {name for name, _ in self.env}
+        done: set[str] = {name for name, _ in self.env} | self.counters
         out = []
         for v in lets:
             needs = {*v.args, *(n for n in indirect_of(v, self.k))}
@@ -325,6 +345,36 @@ class Nest:
     def outer_roots(self) -> list[str]:
         stores = [self.k.stores[i] for i in self.outer_stores()]
         return [n for s in stores for n in (s.value, *indirect(sympy.sympify(s.index), self.k))]
+
+
+def counters(s: Schedule) -> frozenset[str]:
+    """Integers that grow by one from lane to lane and never need to stand in a vector."""
+    k, axis = s.kernel, s.vector
+    vector = {v.name for v in k.lets if axis in v.axes}
+    rising: set[str] = set()
+    for v in k.lets:
+        match v.op, [a in rising for a in v.args], [a in vector for a in v.args]:
+            case "index", _, _ if axis and not indirect_of(v, k) and stride(sympy.sympify(v.attr), axis) == 1:
+                rising.add(v.name)
+            case "add", [True, _], [_, False]:
+                rising.add(v.name)
+            case "add", [_, True], [False, _]:
+                rising.add(v.name)
+            case "sub", [True, _], [_, False]:
+                rising.add(v.name)
+            case _:
+                pass
+    # From the last: a value stays if anything needs its lanes.
+    needed = {st.value for st in k.stores} | {n for st in k.stores for n in indirect(sympy.sympify(st.index), k)}
+    for v in reversed(k.lets):
+        if v.op in COMPARE and sum(a in vector for a in v.args) == 1:
+            continue
+        if v.op == "random" and v.args[0] not in vector:
+            continue
+        if v.name in rising and v.name not in needed:
+            continue
+        needed.update(v.args)
+    return frozenset(rising - needed)
 
 
 def indirect_of(v: Let, k: Kernel) -> frozenset[str]:

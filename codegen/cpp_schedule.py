@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sympy
 
 from dsc.codegen.cpp_axes import strip, work
-from dsc.codegen.cpp_expr import known, stride
+from dsc.codegen.cpp_expr import bound, known, stride
 from dsc.codegen.cpp_ops import HEAVY
 from dsc.codegen.kernel import Axis, Index, Kernel, Let, indirect, stages
 
@@ -72,11 +72,11 @@ def _flushed(k: Kernel, along: Axis | None) -> tuple[Kernel, bool]:
         return k, False
     lanes = 4 * WIDTH if along.reduce else 1
     inner = along if along.reduce else k.reduced[-1]
-    terms = [known(a.extent) for a in k.reduced]
+    terms = [bound(a.extent) for a in k.reduced]
     if all(t is not None for t in terms) and sympy.prod(terms) <= CHAIN * lanes:
         return k, False
-    n, limit = known(inner.extent), CHAIN * lanes
-    return (k, True) if n is not None and n <= limit else (strip(k, inner, limit // 2), True)
+    n, limit = bound(inner.extent), CHAIN * lanes
+    return (k, True) if n is not None and n <= limit else (strip(k, inner, limit // 2)[0], True)
 
 
 def _unroll(k: Kernel, along: Axis | None) -> int:

@@ -21,6 +21,7 @@ RAW(u16, rawh, 32, 2); RAW(short, raws, 32, 2); RAW(signed char, rawc, 16, 1); R
 #endif
 
 AI long imin(long a, long b) { return a < b ? a : b; }
+AI int near(long a) { return a < -1 ? -1 : a > 16 ? 16 : a; }  // among lane numbers, all that matters of a
 AI long imax(long a, long b) { return a > b ? a : b; }
 
 // One number in all lanes.
@@ -254,8 +255,9 @@ AI vf exp_split(vf x, vf* n) {  // e^x - 1 = 2^n (1 + result) - 1
   return mad(r * r, p, r);
 }
 AI vf Exp(vf x) {
-  vf n, q = exp_split(min_b(splat(89.f), max_b(splat(-104.f), x)), &n);
-  return scale2(q + 1.f, n);
+  vi none = x < -104.f;  // zero without passing through subnormals, which some units compute by slow assists
+  vf n, q = exp_split(min_b(splat(89.f), none ? (vf){} : x), &n);
+  return none ? (vf){} : scale2(q + 1.f, n);
 }
 AI vf Expm1(vf x) {
   vf n, q = exp_split(min_b(splat(89.f), max_b(splat(-30.f), x)), &n);
@@ -398,11 +400,20 @@ AI vl check(vl i, long size, int* fail, int m = 16) {
 AI u32 high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 #if defined(__AVX512F__)
 typedef long long vq __attribute__((vector_size(64)));
-AI vu high(vu a, u32 b) {
-  vi k = (vi)((vu){} + b);
-  vq even = (vq)__builtin_ia32_pmuludq512_mask((vi)a, k, (vq){}, 255);
-  vq odd = (vq)__builtin_ia32_pmuludq512_mask((vi)((vq)a >> 32), k, (vq){}, 255);
-  return (vu)(((vi)(LANES & 1) != 0) ? (vi)odd : (vi)__builtin_shufflevector((vi)even, (vi)even, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15));
+typedef u64 vul8 __attribute__((vector_size(64)));
+AI vq mul32(vq a, long b) { return (vq)__builtin_ia32_pmuludq512_mask((vi)a, (vi)((vq){} + b), (vq){}, 255); }
+// Even lanes, and odd ones, in the lower halves of 64 bits: products keep both words, and what lies above is ignored.
+AI vu philox16(vu lo, vu hi, u32 k0, u32 k1) {
+  vq a0 = (vq)lo, a1 = (vq)hi, a2 = {}, a3 = {};
+  vq b0 = (vq)((vul8)lo >> 32), b1 = (vq)((vul8)hi >> 32), b2 = {}, b3 = {};
+#pragma GCC unroll 10
+  for (int i = 0; i < 10; i++) {
+    vq p = mul32(a0, 0xD2511F53), q = mul32(a2, 0xCD9E8D57), r = mul32(b0, 0xD2511F53), s = mul32(b2, 0xCD9E8D57);
+    vq x = (vq){} + (long)(k0 + i * 0x9E3779B9u), y = (vq){} + (long)(k1 + i * 0xBB67AE85u);
+    a0 = (vq)((vul8)q >> 32) ^ a1 ^ x; a1 = q; a2 = (vq)((vul8)p >> 32) ^ a3 ^ y; a3 = p;
+    b0 = (vq)((vul8)s >> 32) ^ b1 ^ x; b1 = s; b2 = (vq)((vul8)r >> 32) ^ b3 ^ y; b3 = r;
+  }
+  return (vu)((a0 & 0xffffffffL) | b0 << 32);
 }
 #else
 AI vu high(vu a, u32 b) { vu r; for (int l = 0; l < 16; l++) r[l] = high(a[l], b); return r; }
@@ -415,14 +426,23 @@ template <class U> AI U philox(U c0, U c1, U c2, U c3, u32 k0, u32 k1) {
   }
   return c0;
 }
+#if !defined(__AVX512F__)
+AI vu philox16(vu lo, vu hi, u32 k0, u32 k1) { return philox<vu>(lo, hi, (vu){}, (vu){}, k0, k1); }
+#endif
 AI float uniform(long seed, long offset) {
   u32 w = philox<u32>((u32)offset, (u32)((u64)offset >> 32), 0, 0, (u32)seed, (u32)((u64)seed >> 32));
   return (float)(w >> 8) * 0x1p-24f;
 }
-AI vf uniform(long seed, vl offset) {
-  vu lo = (vu)__builtin_convertvector(offset, vi), hi = (vu)__builtin_convertvector(offset >> 32, vi);
-  vu w = philox<vu>(lo, hi, (vu){}, (vu){}, (u32)seed, (u32)((u64)seed >> 32));
+AI vf uniform(long seed, vu lo, vu hi) {
+  vu w = philox16(lo, hi, (u32)seed, (u32)((u64)seed >> 32));
   return __builtin_convertvector((vi)(w >> 8), vf) * 0x1p-24f;
+}
+AI vf uniform(long seed, vl offset) {
+  return uniform(seed, (vu)__builtin_convertvector(offset, vi), (vu)__builtin_convertvector(offset >> 32, vi));
+}
+AI vf uniform(long seed, long start, vi lane) {  // offset = start + lane
+  vu lo = (vu){} + (u32)start + (vu)lane;
+  return uniform(seed, lo, (vu){} + (u32)((u64)start >> 32) - (vu)(lo < (vu){} + (u32)start));
 }
 AI vf uniform(vl seed, vl offset) { return lanes<vf>([&](int l) { return uniform((long)seed[l], (long)offset[l]); }); }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from kit_cpp import TORCH, Unit, evaluate, make, sym, unit, verify
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
+from dsc.codegen.build import CacheUnusable, CompileFailed, build, build_many, find_compiler
 from dsc.codegen.cpp import Call, emit, emit_unit
 from dsc.codegen.cpp_axes import tidy
 from dsc.codegen.kernel import COMPUTE, POINTWISE, Kernel
@@ -498,15 +500,9 @@ def test_random(folder: Path) -> None:
 # Text and sequences
 
 
-def test_sequence_stops_at_the_first_failure(folder: Path) -> None:
-    import ctypes
-
-    from dsc.codegen.build import build, find_compiler
-
+def test_sequence_stops_at_the_first_failure(folder: Path, compiler: str) -> None:
     ks = [softmax("soft", N, M), lookup("look")]
     source = emit_unit(ks, [[Call("soft", (0, 1), (1, 0)), Call("look", (2, 3, 4), (2, 0)), Call("soft", (1, 0), (1, 0))]])
-    compiler = find_compiler()
-    assert compiler is not None
     f = build(source, folder, compiler).function("run_0")
     x = torch.randn(4, 8)
     before = x.clone()
@@ -562,3 +558,144 @@ def test_text(golden) -> None:
 def test_evaluate_agrees_with_text() -> None:
     assert COMPUTE["bf16"] == "f32"
     assert evaluate(FloorDiv(i, 3), {"i": torch.tensor(7)}) == 2
+
+
+# Threads
+
+
+def large_kernels() -> list[Kernel]:
+    ks = [softmax("one_row", 1, 200_003), column_softmax("tall_softmax", 20_011, 40), weight_gradient("tall", 5003, 70)]
+    ks += [weight_gradient("tall_batch", N, 64), softmax("one_row_batch", 2, M), cross_entropy_in_place("one_loss", 1, 100_000)]
+    b = make("sum_all", r=("reduce", N), q=("reduce", M))
+    x = b.load("x", "f32", M * r + q)
+    b.out("total", "f32", 0, b.reduce("sum", x))
+    b.out("top", "f32", 0, b.reduce("max", x))
+    b.out("any", "b1", 0, b.reduce("any", b.let("gt", x, b.const(3.0))))
+    ks.append(b.done())
+    b = make("few_channels", j=3, r=("reduce", N), q=("reduce", 1000))
+    x = b.load("x", "f32", (r * 3 + j) * 1000 + q)
+    mean = b.let("div", b.reduce("sum", x), b.cast(b.index(N * 1000), "f32"))
+    d = b.let("sub", x, mean)
+    b.out("y", "f32", (r * 3 + j) * 1000 + q, d)
+    b.out("var", "f32", j, b.reduce("sum", b.let("mul", d, d)))
+    ks.append(b.done())
+    b = make("count_ids", r=("reduce", N))
+    b.out("y", "i64", 0, b.reduce("sum", b.load("x", "i32", r)))
+    ks.append(b.done())
+    return ks
+
+
+def test_reductions_shared_by_threads(folder: Path) -> None:
+    u = unit(large_kernels(), folder)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            out = []
+            x = torch.randn(1, 200_003)
+            out.append(verify(u, "one_row", {"x": x, "y": x * 0}))
+            x = torch.randn(20_011, 40)
+            out.append(verify(u, "tall_softmax", {"x": x, "y": x * 0}))
+            for name, n, m, s in (("tall", 5003, 70, {}), ("tall_batch", 4001, 64, {"N": 4001}), ("tall_batch", 0, 64, {"N": 0}), ("tall_batch", 1, 64, {"N": 1})):
+                g = torch.randn(n, m)
+                data = {"g": g, "x": g + 1, "mean": torch.randn(n), "rstd": torch.rand(n), "dw": torch.zeros(m), "db": torch.zeros(m)}
+                out.append(verify(u, name, data, s, tol=2e-4))
+            for m in (1, 16, 16385, 99_991):
+                x = torch.randn(2, m)
+                out.append(verify(u, "one_row_batch", {"x": x, "y": x * 0}, {"M": m}))
+            x = torch.randn(1, 100_000)
+            out.append(verify(u, "one_loss", {"x": x, "t": torch.tensor([77_777]), "loss": torch.zeros(1)}, tol=1e-5))
+            for n, m in ((300, 1001), (1, 5), (0, 4), (70_001, 3)):
+                x = torch.randn(n, m)
+                data = {"x": x, "total": torch.zeros(1), "top": torch.zeros(1), "any": torch.zeros(1, dtype=torch.bool)}
+                out.append(verify(u, "sum_all", data, {"N": n, "M": m}, tol=1e-4))
+            for n in (1, 50, 333):
+                x = torch.randn(n, 3, 1000) + 5
+                out.append(verify(u, "few_channels", {"x": x, "y": x * 0, "var": torch.zeros(3)}, {"N": n}, tol=1e-4))
+            x = torch.randint(-(2**31), 2**31, (123_457,)).int()
+            out.append(verify(u, "count_ids", {"x": x, "y": torch.zeros(1, dtype=torch.int64)}, {"N": 123_457}))
+            results.append([t for tensors in out for t in tensors.values()])
+        for a, b in zip(*results):
+            assert torch.equal(a, b), "one thread and two must agree to the bit"
+    finally:
+        torch.set_num_threads(before)
+
+
+# Building
+
+
+SOURCE = 'extern "C" int run_0(void** buffers, const long* sizes) { return (int)sizes[0] + 1; }\n'
+
+
+@pytest.fixture
+def compiler() -> str:
+    found = find_compiler()
+    assert found is not None
+    return found
+
+
+def test_torch_governs_our_threads(folder: Path, compiler: str) -> None:
+    library = build(emit_unit([softmax("many", 512, 512)], []), folder, compiler)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert library.handle.omp_get_max_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_build_twice_compiles_once(tmp_path: Path, compiler: str) -> None:
+    one = build(SOURCE, tmp_path, compiler)
+    changed = one.path.stat().st_mtime_ns
+    assert build(SOURCE, tmp_path, compiler).path.stat().st_mtime_ns == changed
+    assert one.function("run_0")(None, (ctypes.c_long * 1)(41)) == 42
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".cpp", ".so"], "no temporary files stay"
+
+
+def test_build_many_and_racing_processes(tmp_path: Path, compiler: str) -> None:
+    sources = [SOURCE.replace("+ 1", f"+ {n}") for n in range(4)]
+    libraries = build_many([*sources, *sources], tmp_path, compiler, jobs=4)
+    assert [x.function("run_0")(None, (ctypes.c_long * 1)(0)) for x in libraries] == [0, 1, 2, 3] * 2
+    assert build_many([], tmp_path, compiler) == []
+
+
+def test_compile_failure_tells_the_first_errors(tmp_path: Path, compiler: str) -> None:
+    with pytest.raises(CompileFailed, match="nonsense"):
+        build("nonsense f();", tmp_path, compiler)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_others_can_write_are_refused(tmp_path: Path, compiler: str) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(CacheUnusable, match="others can write"):
+        build(SOURCE, shared, compiler)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(CacheUnusable):
+        build(SOURCE, file, compiler)
+    link = tmp_path / "link"
+    link.symlink_to(shared)
+    with pytest.raises(CacheUnusable, match="others can write"):
+        build(SOURCE, link, compiler)
+
+
+def test_a_library_that_others_could_change_is_built_anew(tmp_path: Path, compiler: str) -> None:
+    path = build(SOURCE, tmp_path, compiler).path
+    path.unlink()
+    path.write_bytes(b"not a library")
+    path.chmod(0o666)
+    assert build(SOURCE, tmp_path, compiler).function("run_0")(None, (ctypes.c_long * 1)(1)) == 2
+
+
+def test_find_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "my-c++"
+    mine.write_text("#!/bin/sh\n")
+    mine.chmod(0o700)
+    assert find_compiler(str(mine)) == str(mine)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_compiler() is None
