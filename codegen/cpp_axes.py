@@ -52,6 +52,8 @@ def rewrite(k: Kernel, axes: tuple[Axis, ...], values: Mapping[str, Index]) -> K
 def vary(k: Kernel) -> Kernel:
     """``k`` with the axes of every value worked out from what it mentions."""
     axes, reduced = frozenset(a.name for a in k.axes), frozenset(a.name for a in k.reduced)
+    # The last block of a reduction may be shorter than others.
+    cut = axes & {s.name for a in k.reduced for s in sympy.sympify(a.extent).free_symbols}
     seen: dict[str, frozenset[str]] = {}
     lets = []
     for v in k.lets:
@@ -63,13 +65,13 @@ def vary(k: Kernel) -> Kernel:
             case _:
                 own = frozenset()
         own = (own & axes).union(*(seen[a] for a in v.args), *(seen[n] for n in own if n in seen))
-        seen[v.name] = own - reduced if v.op == "reduce" else own
+        seen[v.name] = (own | cut) - reduced if v.op == "reduce" else own
         lets.append(replace(v, axes=seen[v.name]))
     return replace(k, lets=tuple(lets))
 
 
 def tidy(k: Kernel) -> Kernel:
-    k = _with_reduce_axis(k)
+    k = _with_reduce_axis(_alive(k))
     single = [a for a in k.axes if known(a.extent) == 1]
     keep = [a for a in single if a.reduce][-1:] if all(a in single for a in k.reduced) else []
     gone = {a.name: sympy.S.Zero for a in single if a not in keep}
@@ -79,6 +81,24 @@ def tidy(k: Kernel) -> Kernel:
     return k
 
 
+def _alive(k: Kernel) -> Kernel:
+    """Without values that no store needs; where none of them is a reduction, all axes are parallel."""
+    wanted = {n for s in k.stores for n in (s.value, *_symbols(s.index))}
+    lets = []
+    for v in reversed(k.lets):
+        if v.name in wanted:
+            lets.append(v)
+            wanted.update(v.args)
+            wanted.update(_symbols(v.attr[1]) if isinstance(v.attr, tuple) else _symbols(v.attr))
+    plain = not any(v.op == "reduce" for v in lets)
+    axes = tuple(replace(a, reduce=a.reduce and not plain) for a in k.axes)
+    return replace(k, axes=axes, lets=tuple(lets[::-1]))
+
+
+def _symbols(e: object) -> set[str]:
+    return {s.name for s in e.free_symbols} if isinstance(e, sympy.Expr) else set()
+
+
 def _with_reduce_axis(k: Kernel) -> Kernel:
     """A reduction over no axes is one over a single point."""
     if k.reduced or not any(v.op == "reduce" for v in k.lets):
@@ -86,9 +106,15 @@ def _with_reduce_axis(k: Kernel) -> Kernel:
     return replace(k, axes=(*k.axes, Axis("point", sympy.S.One, reduce=True)))
 
 
+def counted(k: Kernel) -> frozenset[str]:
+    """Axes on which the extent of another depends: numbers of blocks."""
+    names = {s.name for a in k.axes for s in sympy.sympify(a.extent).free_symbols}
+    return frozenset(a.name for a in k.axes if a.name in names)
+
+
 def _mergeable(k: Kernel) -> tuple[Axis, Axis] | None:
     es = indices(k)
-    fixed = {s.name for a in k.axes for s in sympy.sympify(a.extent).free_symbols}  # the number of a block, say
+    fixed = counted(k)
     for outer, inner in permutations(k.axes, 2):
         if fixed.isdisjoint((outer.name, inner.name)) and outer.reduce == inner.reduce and all(_one_walk(e, outer, inner) for e in es):
             return outer, inner
@@ -102,7 +128,9 @@ def _one_walk(e: Index, outer: Axis, inner: Axis) -> bool:
 
 def _merge(k: Kernel, outer: Axis, inner: Axis) -> Kernel:
     name = _fresh(k, f"{outer.name}_{inner.name}") if len(outer.name) + len(inner.name) < 12 else outer.name
-    merged = Axis(name, sympy.expand(sympy.sympify(outer.extent) * inner.extent), outer.reduce)
+    e = sympy.sympify(outer.extent)
+    both = Upto(*(a * inner.extent for a in e.args)) if isinstance(e, Upto) else sympy.expand(e * inner.extent)
+    merged = Axis(name, both, outer.reduce)
     # Every index is c * (outer * extent + inner) + rest, so inner can carry the whole walk and outer vanish.
     walk = {outer.name: sympy.S.Zero, inner.name: sympy.Symbol(name)}
     axes = tuple(merged if a.name == inner.name else a for a in k.axes if a.name != outer.name)

@@ -167,7 +167,8 @@ class Nest:
         step = None if indirect(e, self.k) else stride(e, self.s.vector)
         if step is None:
             return f"lanes<vl>([&](int l) -> long {{ return {self._lane_text(e, g)}; }}{self._limit(g)})"
-        lanes = "LONG_LANES" if step == 1 else f"LONG_LANES * ({self.text(step)})"
+        size = self.text(step)
+        lanes = "LONG_LANES" if step == 1 else f"LONG_LANES * {size if size.isalnum() else f'({size})'}"
         return f"({self.text(e, self.at(g.u))}) + {lanes}"
 
     def _start(self, name: str, g: Lanes) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dsc.codegen.cpp_axes import strip, work
+from dsc.codegen.cpp_axes import counted, strip, work
 from dsc.codegen.cpp_expr import bound, known, stride
 from dsc.codegen.cpp_ops import HEAVY
 from dsc.codegen.kernel import Axis, Index, Kernel, Let, indirect, stages
@@ -47,7 +47,8 @@ def schedule(k: Kernel) -> Schedule:
 
 def vector_axis(k: Kernel) -> str | None:
     """The axis along which most accesses are contiguous, those inside a reduction counting ten times."""
-    candidates = [*reversed(k.reduced), *reversed(k.parallel)]
+    blocks = counted(k)
+    candidates = [a for a in (*reversed(k.reduced), *reversed(k.parallel)) if a.name not in blocks]
     best = max(candidates, key=lambda a: _contiguity(k, a), default=None)
     return best.name if best else None
 

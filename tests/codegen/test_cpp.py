@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 from dsc.codegen.build import CacheUnusable, CompileFailed, build, build_many, find_compiler
 from dsc.codegen.cpp import Call, emit, emit_unit
 from dsc.codegen.cpp_axes import tidy
-from dsc.codegen.kernel import COMPUTE, POINTWISE, Kernel
+from dsc.codegen.kernel import COMPUTE, POINTWISE, Kernel, show
 
 i, j, k, r, q, N, M, K = sym("i j k r q N M K")
 FLOAT_OPS = ("sqrt", "rsqrt", "recip", "exp", "expm1", "exp2", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid",
@@ -699,3 +700,87 @@ def test_find_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_compiler(str(mine)) == str(mine)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_compiler() is None
+
+
+# Random kernels
+
+
+def random_kernel(name: str, rng: random.Random) -> tuple[Kernel, list[dict[str, int]]]:
+    """Axes, layouts, values and stages by chance, and the sizes to run it at."""
+    extents = [1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 64, 70]
+    symbols = dict(zip("NMK", sym("N M K")))
+    axes: dict[str, object] = {}
+    for a in "ijkr"[: rng.randint(1, 4)]:
+        size = rng.choice(list(symbols.values())) if rng.random() < 0.4 else rng.choice(extents)
+        axes[a] = ("reduce", size) if rng.random() < 0.45 else size
+    while math.prod(s if isinstance(s := (e[1] if isinstance(e, tuple) else e), int) else 8 for e in axes.values()) > 60_000:
+        axes.popitem()
+    m = make(name, **axes)
+    extent = {a: e[1] if isinstance(e, tuple) else e for a, e in axes.items()}
+    parallel = [a for a, e in axes.items() if not isinstance(e, tuple)]
+
+    def layout(names: list[str]) -> sympy.Expr:
+        index, step = sympy.S.Zero, rng.choice([1, 1, 1, 1, 2])
+        for a in rng.sample(names, len(names)) if rng.random() < 0.5 else names[::-1]:
+            index, step = index + step * sympy.Symbol(a, integer=True), step * extent[a]
+        return index + rng.choice([0, 0, 0, 5])
+
+    values: list[str] = []
+    for n in range(rng.randint(1, 3)):
+        names = [a for a in axes if rng.random() < 0.8]
+        dtype = rng.choice(["f32", "f32", "f32", "bf16", "f16", "i64", "u8", "b1", "f64"])
+        v = m.load(f"x{n}", dtype, layout(names))
+        values.append(v if COMPUTE[dtype] == "f32" else m.cast(v, "f32"))
+    values.append(m.cast(m.index(layout(list(axes)[:2])), "f32"))
+    values.append(m.const(0.75))
+    for _ in range(rng.randint(2, 10)):
+        a, b = rng.choice(values), rng.choice(values)
+        match rng.randint(0, 8):
+            case 0:
+                v = m.let(rng.choice(["tanh", "sigmoid", "erf", "abs", "neg"]), a)
+            case 1:
+                v = m.let("exp", m.let("tanh", a))
+            case 2:
+                v = m.let("where", m.let(rng.choice(["lt", "ge"]), a, b), b, a)
+            case 3 if len(axes) and any(isinstance(e, tuple) for e in axes.values()):
+                v = m.reduce(rng.choice(["sum", "max", "min"]), m.let("tanh", a))
+            case 4 if any(isinstance(e, tuple) for e in axes.values()):
+                v = m.let("sub", a, m.reduce("sum", m.let("sigmoid", b)))
+            case 5:
+                v = m.let("where", m.let(rng.choice(["lt", "eq", "ge"]), m.index(layout(list(axes)[:1])), m.index(rng.randint(0, 20))), a, b)
+            case _:
+                v = m.let(rng.choice(["add", "sub", "max", "min"]), a, b)
+        values.append(v)
+    last = values[-rng.randint(1, 2) :]
+    of = {v.name: v for v in m.lets}
+    for n, v in enumerate(last):
+        full = any(a not in parallel for a in of[v].axes) or rng.random() < 0.3
+        names = list(axes) if full else parallel
+        m.out(f"y{n}", rng.choice(["f32", "f32", "f32", "bf16"]), layout(names), v)
+    sizes = [{"N": rng.choice([1, 2, 5, 16, 33]), "M": rng.choice([1, 3, 17, 40]), "K": rng.choice([1, 4, 19])} for _ in range(2)]
+    return m.done(), [*sizes, {"N": rng.choice([0, 7]), "M": 1, "K": 2}]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_kernels(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    cases = [random_kernel(f"random_{n}", rng) for n in range(25)]
+    u = unit([k for k, _ in cases], folder)
+    for kernel, sizes in cases:
+        for s in sizes:
+            env = {n: torch.tensor(v) for n, v in s.items()}
+            total = math.prod(max(1, int(evaluate(a.extent, env))) for a in kernel.axes)
+            empty = any(a.reduce and int(evaluate(a.extent, env)) == 0 for a in kernel.axes)
+            data = {}
+            for b in kernel.buffers:
+                t = TORCH[b.dtype]
+                x = torch.rand(2 * total + 6) if t.is_floating_point else torch.randint(0, 2, (2 * total + 6,))
+                data[b.name] = x.to(t) if b.role == "in" else torch.zeros(2 * total + 6, dtype=t)
+            if not empty:
+                try:
+                    verify(u, kernel.name, data, {n: s[n] for n in kernel.sizes}, tol=2e-4)
+                except Exception:
+                    print(show(kernel), s)
+                    print(emit(kernel))
+                    raise
