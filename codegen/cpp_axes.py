@@ -14,7 +14,7 @@ from itertools import permutations
 
 import sympy
 
-from dsc.codegen.cpp_expr import Upto, bound, ceil_div, known, stride, substitute
+from dsc.codegen.cpp_expr import Upto, ceil_div, known, stride, substitute
 from dsc.codegen.kernel import Axis, Index, Kernel, Let, Store
 
 
@@ -89,7 +89,7 @@ def _alive(k: Kernel) -> Kernel:
         if v.name in wanted:
             lets.append(v)
             wanted.update(v.args)
-            wanted.update(_symbols(v.attr[1]) if isinstance(v.attr, tuple) else _symbols(v.attr))
+            wanted.update(_symbols(v.access[1] if v.op == "load" else v.attr))
     plain = not any(v.op == "reduce" for v in lets)
     axes = tuple(replace(a, reduce=a.reduce and not plain) for a in k.axes)
     return replace(k, axes=axes, lets=tuple(lets[::-1]))
@@ -128,13 +128,16 @@ def _one_walk(e: Index, outer: Axis, inner: Axis) -> bool:
 
 def _merge(k: Kernel, outer: Axis, inner: Axis) -> Kernel:
     name = _fresh(k, f"{outer.name}_{inner.name}") if len(outer.name) + len(inner.name) < 12 else outer.name
-    e = sympy.sympify(outer.extent)
-    both = Upto(*(a * inner.extent for a in e.args)) if isinstance(e, Upto) else sympy.expand(e * inner.extent)
-    merged = Axis(name, both, outer.reduce)
+    merged = Axis(name, _times(sympy.sympify(outer.extent), sympy.sympify(inner.extent)), outer.reduce)
     # Every index is c * (outer * extent + inner) + rest, so inner can carry the whole walk and outer vanish.
     walk = {outer.name: sympy.S.Zero, inner.name: sympy.Symbol(name)}
     axes = tuple(merged if a.name == inner.name else a for a in k.axes if a.name != outer.name)
     return rewrite(k, axes, walk)
+
+
+def _times(a: Index, b: Index) -> Index:
+    a, b = (b, a) if isinstance(b, Upto) else (a, b)
+    return Upto(*(x * b for x in a.args)) if isinstance(a, Upto) else sympy.expand(a * b)
 
 
 def _fresh(k: Kernel, name: str) -> str:
@@ -164,5 +167,5 @@ def work(k: Kernel) -> Index:
     total: Index = sympy.S.One
     for a in k.axes:
         e = sympy.sympify(a.extent)
-        total *= e if bound(e) is None else bound(e)
+        total *= e.args[0] if isinstance(e, Upto) else e
     return total
