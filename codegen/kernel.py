@@ -28,13 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import sympy
 
-Index = sympy.Expr
+Index: TypeAlias = sympy.Expr
 Role = Literal["in", "out", "inout"]
-Attr = None | str | int | float | bool | sympy.Expr | tuple[str, sympy.Expr]
+Attr: TypeAlias = None | str | int | float | bool | sympy.Expr | tuple[str, sympy.Expr]
 
 COMPUTE: Mapping[str, str] = {
     "f32": "f32", "bf16": "f32", "f16": "f32", "f64": "f64",

@@ -1,5 +1,6 @@
 // What every generated unit starts with.  No #include: one standard header costs more than all kernels of a graph.
-// Vectors have 16 lanes whatever the element: vf float, vd double, vl long, vi int; a mask is a vi of 0 and -1.
+// Vectors have 16 lanes whatever the element: vf float, vi int, and as pairs of halves vd double, vl long.
+// A mask is a vi of 0 and -1.
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long u64;
@@ -8,14 +9,14 @@ struct f16 { u16 bits; };
 #define AI static inline __attribute__((always_inline, unused))
 #define VEC(T, N, BYTES) typedef T N __attribute__((vector_size(BYTES)))
 #define RAW(T, N, BYTES, ALIGN) typedef T N __attribute__((vector_size(BYTES), aligned(ALIGN), may_alias))
-VEC(float, vf, 64); VEC(double, vd, 128); VEC(long, vl, 128); VEC(int, vi, 64); VEC(u32, vu, 64); VEC(u64, vul, 128);
-VEC(u16, vh, 32); VEC(short, vs, 32); VEC(signed char, vc, 16); VEC(unsigned char, vb, 16);
-RAW(float, rawf, 64, 4); RAW(double, rawd, 128, 8); RAW(long, rawl, 128, 8); RAW(int, rawi, 64, 4);
+VEC(float, vf, 64); VEC(int, vi, 64); VEC(u32, vu, 64); VEC(double, vd8, 64); VEC(long, vl8, 64); VEC(u64, vul8, 64);
+VEC(float, vf8, 32); VEC(int, vi8, 32); VEC(u16, vh, 32); VEC(short, vs, 32); VEC(signed char, vc, 16); VEC(unsigned char, vb, 16);
+RAW(float, rawf, 64, 4); RAW(double, rawd, 64, 8); RAW(long, rawl, 64, 8); RAW(int, rawi, 64, 4);
 RAW(u16, rawh, 32, 2); RAW(short, raws, 32, 2); RAW(signed char, rawc, 16, 1); RAW(unsigned char, rawb, 16, 1);
 #define INF __builtin_inff()
 #define QNAN __builtin_nanf("")
 #define LANES (vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
-#define LONG_LANES (vl){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#define LONG_LANES (vl{{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}})
 #if defined(__AVX512F__)
 #define FULL ((u16)-1)
 #endif
@@ -24,19 +25,52 @@ AI long imin(long a, long b) { return a < b ? a : b; }
 AI int near(long a) { return a < -1 ? -1 : a > 16 ? 16 : a; }  // among lane numbers, all that matters of a
 AI long imax(long a, long b) { return a > b ? a : b; }
 
+// Two halves of eight lanes: compilers keep these in registers, and vectors of 128 bytes in memory.
+template <class H, class T> struct two;
+typedef two<vd8, double> vd;
+typedef two<vl8, long> vl;
+#define FRIEND friend inline __attribute__((always_inline))
+#define BOTH(R, op) \
+  FRIEND R operator op(two a, two b) { return {a.lo op b.lo, a.hi op b.hi}; } \
+  FRIEND R operator op(two a, T b) { return {a.lo op b, a.hi op b}; } \
+  FRIEND R operator op(T a, two b) { return {a op b.lo, a op b.hi}; }
+template <class H, class T> struct two {
+  H lo, hi;
+  T operator[](int l) const { return l < 8 ? lo[l] : hi[l - 8]; }
+  FRIEND two operator-(two a) { return {-a.lo, -a.hi}; }
+  FRIEND two& operator+=(two& a, two b) { return a = a + b; }
+  BOTH(two, +) BOTH(two, -) BOTH(two, *) BOTH(two, /)
+  BOTH(vl, <) BOTH(vl, <=) BOTH(vl, >) BOTH(vl, >=) BOTH(vl, ==) BOTH(vl, !=)
+};
+#define BITS(op) \
+  AI vl operator op(vl a, vl b) { return {a.lo op b.lo, a.hi op b.hi}; } \
+  AI vl operator op(vl a, long b) { return {a.lo op b, a.hi op b}; } \
+  AI vl operator op(long a, vl b) { return {a op b.lo, a op b.hi}; }
+BITS(&) BITS(|) BITS(^) BITS(<<) BITS(>>)
+AI vl operator~(vl a) { return {~a.lo, ~a.hi}; }
+#define LOWER8(v) __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7)
+#define UPPER8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15)
+#define JOIN8(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+// From 16 lanes of one type to another with halves of different size.
+#define SPREAD(V, H, v) V{__builtin_convertvector(LOWER8(v), H), __builtin_convertvector(UPPER8(v), H)}
+#define GATHER8(H, v) JOIN8(__builtin_convertvector((v).lo, H), __builtin_convertvector((v).hi, H))
+#define HALVES(V, H, v) V{__builtin_convertvector((v).lo, H), __builtin_convertvector((v).hi, H)}
+
 // One number in all lanes.
 AI vf splat(float s) { return s - (vf){}; }
-AI vd splat(double s) { return s - (vd){}; }
-AI vl splat(long s) { return s - (vl){}; }
+AI vd splat(double s) { return {s - (vd8){}, s - (vd8){}}; }
+AI vl splat(long s) { return {s - (vl8){}, s - (vl8){}}; }
 AI vi splat(bool s) { return -(int)s - (vi){}; }
 
 // Masks and choice.
-AI vi narrow(vl m) { return __builtin_convertvector(m, vi); }
-AI vl widen(vi m) { return __builtin_convertvector(m, vl); }
+AI vi narrow(vl m) { return GATHER8(vi8, m); }
+AI vl widen(vi m) { return SPREAD(vl, vl8, m); }
 AI vf select(vi m, vf a, vf b) { return m ? a : b; }
 AI vi select(vi m, vi a, vi b) { return m ? a : b; }
-AI vd select(vi m, vd a, vd b) { return widen(m) ? a : b; }
-AI vl select(vi m, vl a, vl b) { return widen(m) ? a : b; }
+template <class H, class T> AI two<H, T> select(vl m, two<H, T> a, two<H, T> b) {
+  return {m.lo ? a.lo : b.lo, m.hi ? a.hi : b.hi};
+}
+template <class H, class T> AI two<H, T> select(vi m, two<H, T> a, two<H, T> b) { return select(widen(m), a, b); }
 template <class T> AI T select(bool m, T a, T b) { return m ? a : b; }
 AI vi first(int m) { return LANES < m; }
 #if defined(__AVX512F__)
@@ -47,17 +81,17 @@ AI bool some(vi m) { int r = 0; for (int l = 0; l < 16; l++) r |= m[l]; return r
 
 // Conversions between compute types, as C does them.
 AI vf to_f32(vf a) { return a; }
-AI vf to_f32(vd a) { return __builtin_convertvector(a, vf); }
-AI vf to_f32(vl a) { return __builtin_convertvector(a, vf); }
+AI vf to_f32(vd a) { return GATHER8(vf8, a); }
+AI vf to_f32(vl a) { return GATHER8(vf8, a); }
 AI vf to_f32(vi a) { return __builtin_convertvector(-a, vf); }
-AI vd to_f64(vf a) { return __builtin_convertvector(a, vd); }
+AI vd to_f64(vf a) { return SPREAD(vd, vd8, a); }
 AI vd to_f64(vd a) { return a; }
-AI vd to_f64(vl a) { return __builtin_convertvector(a, vd); }
-AI vd to_f64(vi a) { return __builtin_convertvector(-a, vd); }
-AI vl to_i64(vf a) { return __builtin_convertvector(a, vl); }
-AI vl to_i64(vd a) { return __builtin_convertvector(a, vl); }
+AI vd to_f64(vl a) { return HALVES(vd, vd8, a); }
+AI vd to_f64(vi a) { return SPREAD(vd, vd8, -a); }
+AI vl to_i64(vf a) { return SPREAD(vl, vl8, a); }
+AI vl to_i64(vd a) { return HALVES(vl, vl8, a); }
 AI vl to_i64(vl a) { return a; }
-AI vl to_i64(vi a) { return __builtin_convertvector(-a, vl); }
+AI vl to_i64(vi a) { return widen(-a); }
 AI vi to_b1(vf a) { return a != 0.f; }
 AI vi to_b1(vd a) { return narrow(a != 0.); }
 AI vi to_b1(vl a) { return narrow(a != 0); }
@@ -127,22 +161,25 @@ AI void put(bool* p, bool v) { *p = v; }
 AI vf load(const float* p) { return *(const rawf*)p; }
 AI vf load(const bf16* p) { return from_bf16(*(const rawh*)p); }
 AI vf load(const f16* p) { return from_f16(*(const rawh*)p); }
-AI vd load(const double* p) { return *(const rawd*)p; }
-AI vl load(const long* p) { return *(const rawl*)p; }
-AI vl load(const int* p) { return __builtin_convertvector(*(const rawi*)p, vl); }
-AI vl load(const short* p) { return __builtin_convertvector(*(const raws*)p, vl); }
-AI vl load(const signed char* p) { return __builtin_convertvector(*(const rawc*)p, vl); }
-AI vl load(const unsigned char* p) { return __builtin_convertvector(*(const rawb*)p, vl); }
-AI vi load(const bool* p) { return __builtin_convertvector(*(const rawb*)p, vi) != 0; }
+AI vd load(const double* p) { return {*(const rawd*)p, *(const rawd*)(p + 8)}; }
+AI vl load(const long* p) { return {*(const rawl*)p, *(const rawl*)(p + 8)}; }
+AI vl load(const int* p) { return widen(*(const rawi*)p); }
+AI vl load(const short* p) { return widen(__builtin_convertvector(*(const raws*)p, vi)); }
+// By way of 16 bits: a compiler that is asked to widen fourfold goes lane by lane.
+AI vi bytes(const signed char* p) { return __builtin_convertvector(__builtin_convertvector(*(const rawc*)p, vs), vi); }
+AI vi bytes(const unsigned char* p) { return __builtin_convertvector(__builtin_convertvector(*(const rawb*)p, vs), vi); }
+AI vl load(const signed char* p) { return widen(bytes(p)); }
+AI vl load(const unsigned char* p) { return widen(bytes(p)); }
+AI vi load(const bool* p) { return bytes((const unsigned char*)p) != 0; }
 AI void store(float* p, vf v) { *(rawf*)p = v; }
 AI void store(bf16* p, vf v) { *(rawh*)p = to_bf16(v); }
 AI void store(f16* p, vf v) { *(rawh*)p = to_f16(v); }
-AI void store(double* p, vd v) { *(rawd*)p = v; }
-AI void store(long* p, vl v) { *(rawl*)p = v; }
-AI void store(int* p, vl v) { *(rawi*)p = __builtin_convertvector(v, vi); }
-AI void store(short* p, vl v) { *(raws*)p = __builtin_convertvector(v, vs); }
-AI void store(signed char* p, vl v) { *(rawc*)p = __builtin_convertvector(v, vc); }
-AI void store(unsigned char* p, vl v) { *(rawb*)p = __builtin_convertvector(v, vb); }
+AI void store(double* p, vd v) { *(rawd*)p = v.lo; *(rawd*)(p + 8) = v.hi; }
+AI void store(long* p, vl v) { *(rawl*)p = v.lo; *(rawl*)(p + 8) = v.hi; }
+AI void store(int* p, vl v) { *(rawi*)p = narrow(v); }
+AI void store(short* p, vl v) { *(raws*)p = __builtin_convertvector(narrow(v), vs); }
+AI void store(signed char* p, vl v) { *(rawc*)p = __builtin_convertvector(narrow(v), vc); }
+AI void store(unsigned char* p, vl v) { *(rawb*)p = __builtin_convertvector(narrow(v), vb); }
 AI void store(bool* p, vi v) { *(rawb*)p = __builtin_convertvector(-v, vb); }
 
 // The first m of sixteen: the rest of memory is neither read nor written.
@@ -161,7 +198,18 @@ AI void store(f16* p, vf v, int m) { __builtin_ia32_storedquhi256_mask((short*)p
 #endif
 
 // A function of the lane, lane by lane: strided and indirect access, and functions that only libm has.
-template <class V, class F> AI V lanes(F f, int m = 16) { V r = {}; for (int l = 0; l < m; l++) r[l] = f(l); return r; }
+template <class V> struct make {
+  template <class F> AI V of(F f, int m) { V r = {}; for (int l = 0; l < m; l++) r[l] = f(l); return r; }
+};
+template <class H, class T> struct make<two<H, T>> {
+  template <class F> AI two<H, T> of(F f, int m) {
+    two<H, T> r = {};
+    for (int l = 0; l < (m < 8 ? m : 8); l++) r.lo[l] = f(l);
+    for (int l = 8; l < m; l++) r.hi[l - 8] = f(l);
+    return r;
+  }
+};
+template <class V, class F> AI V lanes(F f, int m = 16) { return make<V>::of(f, m); }
 template <class F> AI vi lanes_b1(F f, int m = 16) { vi r = {}; for (int l = 0; l < m; l++) r[l] = -(int)f(l); return r; }
 
 // Multiply-add in one rounding inside the functions below; user arithmetic never contracts.
@@ -192,7 +240,7 @@ AI double Fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
   AI T Max(T a, T b) { return SELECT((a > b) | (a != a), a, b); } \
   AI T Min(T a, T b) { return SELECT((a < b) | (a != a), a, b); }
 #define CHOOSE(m, a, b) ((m) ? (a) : (b))
-MINMAX(vd, CHOOSE) MINMAX(vl, CHOOSE) MINMAX(float, CHOOSE) MINMAX(double, CHOOSE) MINMAX(long, CHOOSE)
+MINMAX(vd8, CHOOSE) MINMAX(vl8, CHOOSE) MINMAX(vd, select) MINMAX(vl, select) MINMAX(float, CHOOSE) MINMAX(double, CHOOSE) MINMAX(long, CHOOSE)
 #if defined(__AVX512F__)
 AI vf max_b(vf a, vf b) { return (vf)__builtin_ia32_maxps512_mask(a, b, a, FULL, 4); }  // b where either is NaN
 AI vf min_b(vf a, vf b) { return (vf)__builtin_ia32_minps512_mask(a, b, a, FULL, 4); }
@@ -205,8 +253,8 @@ MINMAX(vf, CHOOSE)
 #endif
 
 AI vf Abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
-AI vd Abs(vd a) { return (vd)((vl)a & 0x7fffffffffffffffL); }
-AI vl Abs(vl a) { return a < 0 ? -a : a; }
+AI vd Abs(vd a) { return {(vd8)((vl8)a.lo & 0x7fffffffffffffffL), (vd8)((vl8)a.hi & 0x7fffffffffffffffL)}; }
+AI vl Abs(vl a) { return select(a < 0, -a, a); }
 AI float Abs(float a) { return __builtin_fabsf(a); }
 AI double Abs(double a) { return __builtin_fabs(a); }
 AI long Abs(long a) { return a < 0 ? -a : a; }
@@ -425,23 +473,31 @@ AI double Sigmoid(double x) { double e = __builtin_exp(-Abs(x)); return (x < 0 ?
 AI vd Sigmoid(vd x) { return lanes<vd>([&](int l) { return Sigmoid(x[l]); }); }
 
 // Sixteen lanes to one number, in a fixed order.
-#define UPPER(v, a, b, c, d, e, f, g, h) __builtin_shufflevector(v, v, a, b, c, d, e, f, g, h, 8, 9, 10, 11, 12, 13, 14, 15)
-#define FOLD(NAME, V, S, OP) \
+#define TURN8(v, a, b, c, d) __builtin_shufflevector(v, v, a, b, c, d, a, b, c, d)
+#define FOLD8(NAME, V, S, OP) \
   AI S NAME(V v) { \
-    v = OP(v, UPPER(v, 8, 9, 10, 11, 12, 13, 14, 15)); \
-    v = OP(v, UPPER(v, 4, 5, 6, 7, 4, 5, 6, 7)); \
-    v = OP(v, UPPER(v, 2, 3, 2, 3, 2, 3, 2, 3)); \
+    v = OP(v, TURN8(v, 4, 5, 6, 7)); \
+    v = OP(v, TURN8(v, 2, 3, 2, 3)); \
     return OP(v[0], v[1]); \
   }
+#define FOLD(NAME, V, V8, S, OP) \
+  FOLD8(NAME, V8, S, OP) \
+  AI S NAME(V v) { return NAME((V8)OP(LOWER8(v), UPPER8(v))); }
+#define FOLD2(NAME, V, V8, S, OP) \
+  FOLD8(NAME, V8, S, OP) \
+  AI S NAME(V v) { return NAME(OP(v.lo, v.hi)); }
 #define ADD(a, b) ((a) + (b))
 #define MUL(a, b) ((a) * (b))
 #define OR(a, b) ((a) | (b))
 #define AND(a, b) ((a) & (b))
-FOLD(fold_sum, vf, float, ADD) FOLD(fold_sum, vd, double, ADD) FOLD(fold_sum, vl, long, ADD)
-FOLD(fold_prod, vf, float, MUL) FOLD(fold_prod, vd, double, MUL) FOLD(fold_prod, vl, long, MUL)
-FOLD(fold_max, vf, float, Max) FOLD(fold_max, vd, double, Max) FOLD(fold_max, vl, long, Max)
-FOLD(fold_min, vf, float, Min) FOLD(fold_min, vd, double, Min) FOLD(fold_min, vl, long, Min)
-FOLD(fold_or, vi, bool, OR) FOLD(fold_and, vi, bool, AND) FOLD(fold_or, vl, long, OR) FOLD(fold_and, vl, long, AND)
+AI vf8 Max(vf8 a, vf8 b) { return (a > b) | (a != a) ? a : b; }
+AI vf8 Min(vf8 a, vf8 b) { return (a < b) | (a != a) ? a : b; }
+FOLD(fold_sum, vf, vf8, float, ADD) FOLD2(fold_sum, vd, vd8, double, ADD) FOLD2(fold_sum, vl, vl8, long, ADD)
+FOLD(fold_prod, vf, vf8, float, MUL) FOLD2(fold_prod, vd, vd8, double, MUL) FOLD2(fold_prod, vl, vl8, long, MUL)
+FOLD(fold_max, vf, vf8, float, Max) FOLD2(fold_max, vd, vd8, double, Max) FOLD2(fold_max, vl, vl8, long, Max)
+FOLD(fold_min, vf, vf8, float, Min) FOLD2(fold_min, vd, vd8, double, Min) FOLD2(fold_min, vl, vl8, long, Min)
+FOLD(fold_or, vi, vi8, bool, OR) FOLD(fold_and, vi, vi8, bool, AND)
+FOLD2(fold_or, vl, vl8, long, OR) FOLD2(fold_and, vl, vl8, long, AND)
 
 // To the values of a storage dtype and back.
 AI vf round_bf16(vf v) { return (vf)(bf16_bits(v) << 16); }
@@ -474,14 +530,13 @@ AI vl check(vl i, long size, int* fail, int m = 16) {
   vi bad = narrow((i < 0) | (i >= size)) & first(m);
   if (!__builtin_expect(some(bad), 0)) return i;
   flag(fail);
-  return select(bad, (vl){}, i);
+  return select(bad, vl{}, i);
 }
 
 // Philox 4x32-10 on the counter (offset, 0), first word, as a number in [0, 1).
 AI u32 high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 #if defined(__AVX512F__)
 typedef long long vq __attribute__((vector_size(64)));
-typedef u64 vul8 __attribute__((vector_size(64)));
 AI vq mul32(vq a, long b) { return (vq)__builtin_ia32_pmuludq512_mask((vi)a, (vi)((vq){} + b), (vq){}, 255); }
 // Even lanes, and odd ones, in the lower halves of 64 bits: products keep both words, and what lies above is ignored.
 AI vu philox16(vu lo, vu hi, u32 k0, u32 k1) {
@@ -519,7 +574,7 @@ AI vf uniform(long seed, vu lo, vu hi) {
   return __builtin_convertvector((vi)(w >> 8), vf) * 0x1p-24f;
 }
 AI vf uniform(long seed, vl offset) {
-  return uniform(seed, (vu)__builtin_convertvector(offset, vi), (vu)__builtin_convertvector(offset >> 32, vi));
+  return uniform(seed, (vu)narrow(offset), (vu)narrow(offset >> 32));
 }
 AI vf uniform(long seed, long start, vi lane) {  // offset = start + lane
   vu lo = (vu){} + (u32)start + (vu)lane;

@@ -120,7 +120,13 @@ def of(node: Node) -> Space:
         x = ops.tensor(ops.operand(node, 0))
         return Space(without_ones(Dim(e, i in reduced) for i, e in enumerate(shape(x))))
     v = node.meta["val"]
-    return plain(v[0] if isinstance(v, (tuple, list)) else v)
+    dims = [Dim(e) for e in shape(v[0] if isinstance(v, (tuple, list)) else v)]
+    if (hint := ops.split_of(node)) is not None:
+        place, length = hint[0], extent(hint[1])
+        blocks = divide(dims[place].extent, length)
+        if blocks is not None:
+            dims[place : place + 1] = [Dim(blocks), Dim(length)]
+    return Space(without_ones(dims))
 
 
 def plain(t: torch.Tensor) -> Space:

@@ -35,14 +35,13 @@ class OpInfo:
 
 _UNARY = (
     "neg abs reciprocal sqrt rsqrt exp expm1 exp2 log log1p log2 sin cos tanh erf sigmoid floor ceil trunc round relu "
-    "silu sign square isnan logical_not bitwise_not clone alias_copy hardtanh leaky_relu elu softplus hardsigmoid "
-    "hardswish mish log_sigmoid_forward gelu erfc isinf"
+    "silu square isnan logical_not bitwise_not clone gelu isinf"
 ).split()
 
 _POINTWISE = frozenset(f"{n}.default" for n in _UNARY) | frozenset(
     """
-    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar
-    maximum.default minimum.default pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar atan2.default
+    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
+    maximum.default minimum.default pow.Tensor_Scalar pow.Tensor_Tensor atan2.default
     lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar
     logical_and.default logical_or.default logical_xor.default
     bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
@@ -51,11 +50,9 @@ _POINTWISE = frozenset(f"{n}.default" for n in _UNARY) | frozenset(
     addcmul.default addcdiv.default lerp.Scalar lerp.Tensor
     _to_copy.default native_dropout_backward.default
     gelu_backward.default silu_backward.default sigmoid_backward.default tanh_backward.default threshold_backward.default
-    leaky_relu_backward.default elu_backward.default hardtanh_backward.default
     nll_loss_backward.default mse_loss_backward.default
-    embedding.default cat.default constant_pad_nd.default slice_backward.default select_backward.default
-    stack.default tril.default triu.default flip.default repeat.default copy.default
-    new_full.default new_zeros.default new_ones.default
+    embedding.default cat.default slice_backward.default select_backward.default
+    stack.default tril.default triu.default flip.default copy.default
     """.split()
 )
 
@@ -79,10 +76,7 @@ _ROWWISE = frozenset(
     """
     _softmax.default _log_softmax.default _softmax_backward_data.default _log_softmax_backward_data.default
     native_layer_norm.default native_layer_norm_backward.default
-    native_batch_norm.default _native_batch_norm_legit.default _native_batch_norm_legit_functional.default
-    _native_batch_norm_legit.no_stats
-    native_batch_norm_backward.default native_group_norm.default
-    _fused_rms_norm.default
+    _native_batch_norm_legit_functional.default native_batch_norm_backward.default
     nll_loss_forward.default logsumexp.default
     """.split()
 )
@@ -168,6 +162,35 @@ def is_split(node: Node) -> bool:
     return node.op == "call_function" and name_of(node) in _MULTI_VIEW
 
 
+def mutated(node: Node) -> list[Node]:
+    """Operands that the call writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    named = {p.name: p for p in schema.arguments}
+    pairs = [*zip(schema.arguments, node.args), *((named[k], v) for k, v in node.kwargs.items() if k in named)]
+    out: list[Node] = []
+    for p, a in pairs:
+        if p.alias_info is not None and p.alias_info.is_write:
+            out += [x for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, Node)]
+    return out
+
+
+def is_ordered(node: Node) -> bool:
+    """Must keep its place among its like: random calls, and calls with effects besides their results."""
+    if node.op != "call_function":
+        return False
+    kind = info(node).kind
+    if kind in ("random", "collective"):
+        return True
+    return kind == "opaque" and node.is_impure()
+
+
+def may_fail(node: Node) -> bool:
+    """Raises for some values of its operands (an index out of range): not to be dropped though nobody reads it."""
+    return name_of(node) in ("embedding.default", "nll_loss_forward.default")
+
+
 def value(node: Node) -> object:
     """The fake value of a node: a FakeTensor, a tuple of them, a SymInt, or None."""
     return node.meta.get("val")
@@ -203,13 +226,13 @@ _FLOAT_RESULT = frozenset("mean.default mean.dim".split())
 _INT_OK = frozenset(
     """
     add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar neg.default abs.default square.default
-    maximum.default minimum.default relu.default clone.default alias_copy.default _to_copy.default cat.default stack.default
+    maximum.default minimum.default relu.default clone.default _to_copy.default cat.default stack.default
     lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar
     logical_and.default logical_or.default logical_xor.default logical_not.default bitwise_not.default
     bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
     where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
-    clamp.default clamp_min.default clamp_max.default embedding.default constant_pad_nd.default slice_backward.default
-    select_backward.default tril.default triu.default flip.default repeat.default copy.default
+    clamp.default clamp_min.default clamp_max.default embedding.default slice_backward.default
+    select_backward.default tril.default triu.default flip.default copy.default
     sum.default sum.dim_IntList any.default any.dim any.dims all.default all.dim all.dims amax.default amin.default
     """.split()
 )
@@ -264,20 +287,13 @@ def _layer_norm_backward(node: Node) -> str | None:
     assert isinstance(mask, Sequence)
     if mask[0] and (mask[1] or mask[2]):
         return "input and parameter gradients are split first"
-    if mask[0] and node.args[5] is None:
-        return None
     return None
 
 
 def _batch_norm(node: Node) -> str | None:
     x = tensor(operand(node, 0))
-    training = {"native_batch_norm.default": 5, "_native_batch_norm_legit_functional.default": 5}.get(name_of(node))
-    if training is None:
-        return "only the functional form of batch norm is fused"
-    if not node.args[training]:
+    if not node.args[5]:
         return "batch norm in evaluation"
-    if name_of(node) == "native_batch_norm.default":
-        return "updates its running statistics in place"
     return None if x.dtype == torch.float32 and x.dim() >= 2 else "not float32"
 
 
@@ -328,6 +344,47 @@ def _mse(node: Node) -> str | None:
     return "unreduced loss" if len(node.args) > 2 and node.args[2] == 0 else None
 
 
+def _cat(node: Node) -> str | None:
+    parts = [tensor(a) for a in node.args[0]]  # type: ignore[union-attr,arg-type]
+    if any(p.dim() != parts[0].dim() for p in parts):
+        return "pieces of several ranks"
+    return None if split_of(node) else "pieces of several lengths"
+
+
+def split_of(node: Node) -> tuple[int, int | torch.SymInt] | None:
+    """(dimension, length of a piece) if the result's dimension is best walked as (piece, place)."""
+    name = name_of(node)
+    if name == "cat.default":
+        parts = [tensor(a) for a in node.args[0]]  # type: ignore[union-attr,arg-type]
+        dim = int(node.args[1]) % parts[0].dim() if len(node.args) > 1 else 0  # type: ignore[arg-type]
+        lengths = {str(p.shape[dim]) for p in parts}
+        return (dim, parts[0].shape[dim]) if len(lengths) == 1 else None
+    if name == "slice_backward.default":
+        whole, piece = tensor(node), tensor(operand(node, 0))
+        dim, start = int(node.args[2]) % whole.dim(), node.args[3]  # type: ignore[arg-type]
+        length, size = piece.shape[dim], whole.shape[dim]
+        if isinstance(length, int) and isinstance(size, int) and isinstance(start, int) and length > 0:
+            start = start + size if start < 0 else start
+            return (dim, length) if size % length == 0 and start % length == 0 else None
+    return None
+
+
+def _stack(node: Node) -> str | None:
+    return None if node.args[0] else "nothing to stack"
+
+
+def _no_arithmetic_on_bool(node: Node) -> str | None:
+    return "arithmetic on bool" if tensor(node).dtype == torch.bool else None
+
+
+def _truth(node: Node) -> str | None:
+    return None if tensor(node).dtype == torch.bool else "uint8 truth"
+
+
+def _extreme(node: Node) -> str | None:
+    return "of bool" if tensor(operand(node, 0)).dtype == torch.bool else None
+
+
 def _slice_backward(node: Node) -> str | None:
     return None if node.args[5] == 1 else "step other than 1"
 
@@ -356,6 +413,15 @@ def _float_only_when_signed(node: Node) -> str | None:
 
 
 _REASONS: Mapping[str, Callable[[Node], str | None]] = {
+    **{
+        f"{n}": _no_arithmetic_on_bool
+        for n in "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar neg.default square.default "
+        "maximum.default minimum.default relu.default clamp.default clamp_min.default clamp_max.default".split()
+    },
+    **{f"{n}": _truth for n in "any.default any.dim any.dims all.default all.dim all.dims".split()},
+    **{f"{n}": _extreme for n in "amax.default amin.default".split()},
+    "cat.default": _cat,
+    "stack.default": _stack,
     "round.default": _no_rounding,
     "div.Tensor": _int_true_division,
     "div.Scalar": _int_true_division,
@@ -363,9 +429,6 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     "nll_loss_backward.default": _nll_backward,
     "native_layer_norm_backward.default": _layer_norm_backward,
     "_native_batch_norm_legit_functional.default": _batch_norm,
-    "native_batch_norm.default": _batch_norm,
-    "_native_batch_norm_legit.default": _batch_norm,
-    "_native_batch_norm_legit.no_stats": _batch_norm,
     "native_batch_norm_backward.default": _batch_norm_backward,
     "embedding.default": _embedding,
     "_to_copy.default": _copy_dtype,
@@ -412,8 +475,7 @@ def why_not_fused(node: Node) -> str | None:
             return "not a plain strided tensor"
         if any(isinstance(d, int) and d == 0 for d in t.shape):
             return "empty"
-    devices = {t.device for t in tensors if t.dim() > 0}
-    if len(devices) > 1 or {t.device.type for t in tensors} - {"cpu"} - {d.type for d in devices}:
+    if len({t.device for t in tensors}) > 1:
         return "several devices"
     name = name_of(node)
     if name not in _INT_OK and kind != "create":
@@ -439,8 +501,6 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
         case "native_layer_norm_backward.default":
             inner = len(node.args[2])  # type: ignore[arg-type]
             dims = everything[x.dim() - inner :] if node.args[7][0] else everything[: x.dim() - inner]  # type: ignore[index]
-        case "_fused_rms_norm.default":
-            dims = everything[x.dim() - len(node.args[1]) :]  # type: ignore[arg-type]
         case "_native_batch_norm_legit_functional.default" | "native_batch_norm_backward.default":
             dims = (0, *everything[2:])
         case "nll_loss_forward.default":

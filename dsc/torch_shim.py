@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._sympy import functions
+from torch.utils._sympy.printers import PythonPrinter
 
 FloorDiv = functions.FloorDiv
 ModularIndexing = functions.ModularIndexing  # (x // divisor) % modulus
@@ -68,6 +69,13 @@ def sym_expr(x: int | torch.SymInt) -> int | sympy.Expr:
         return int(known)
     expr = x.node.expr
     return int(expr) if expr.is_Integer else expr
+
+
+def python_expr(e: int | sympy.Expr) -> str:
+    """A size expression as Python source over integers named as its symbols (mentions ``math`` at most)."""
+    if isinstance(e, int):
+        return str(e)
+    return str(PythonPrinter().doprint(e))
 
 
 def optimization_hint(x: int | torch.SymInt | sympy.Expr, shape_env: Any = None, fallback: int = 8192) -> int:

@@ -1,0 +1,101 @@
+"""Kernels to functions that Python can call: C++ sequences for CPU tensors, Triton launches for CUDA tensors.
+
+Where no kernels can be built (no compiler, no cache folder) the caller links the graph on ATen instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dsc import errors
+from dsc.codegen import build, cpp, triton, triton_run
+from dsc.codegen.kernel import Kernel
+from dsc.options import Options, default_cache_dir
+
+Launch = Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], int]
+"""Tensors and sizes of a sequence -> 0, or k + 1 if the check of its kernel k failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequenced:
+    """Kernels that run one after the other, with nothing between, and where their arguments lie."""
+
+    calls: tuple[cpp.Call, ...]
+
+
+def emitter(options: Options, device: torch.device) -> str:
+    """cpp, triton or aten for tensors on this device."""
+    if options.emit != "auto":
+        return options.emit
+    return {"cpu": "cpp", "cuda": "triton"}.get(device.type, "aten")
+
+
+def compiler(options: Options) -> str | None:
+    """The C++ compiler, or None after one warning."""
+    found = build.find_compiler(options.cxx)
+    if found is None:
+        warnings.warn(str(errors.CompilerMissing(("g++", "clang++", "c++"))), errors.DscWarning, stacklevel=2)
+    return found
+
+
+def cpp_launches(
+    kernels: Sequence[Kernel], sequences: Sequence[Sequenced], options: Options, cxx: str
+) -> tuple[list[Launch], str]:
+    """A function a sequence, and the C++ that they were built from."""
+    source = cpp.emit_unit(kernels, [s.calls for s in sequences])
+    library = build_somewhere(source, options, cxx)
+    return [_cpp_launch(library.function(f"run_{i}"), s) for i, s in enumerate(sequences)], source
+
+
+def build_somewhere(source: str, options: Options, cxx: str) -> build.Library:
+    """In the cache folder; if that cannot be used, in a temporary one, with a warning that says what to do."""
+    folder = Path(options.cache_dir) if options.cache_dir else default_cache_dir()
+    try:
+        return build.build(source, folder, cxx)
+    except build.CacheUnusable as problem:
+        warnings.warn(str(errors.CacheUnusable(str(folder), str(problem))), errors.DscWarning, stacklevel=2)
+        with tempfile.TemporaryDirectory(prefix="dsc-") as temporary:  # a loaded library needs its file no more
+            return build.build(source, Path(temporary), cxx)
+
+
+def _cpp_launch(run: Callable[[object, object], int], sequence: Sequenced) -> Launch:
+    slots = 1 + max((b for c in sequence.calls for b in c.buffers), default=-1)
+    count = 1 + max((s for c in sequence.calls for s in c.sizes), default=-1)
+    pointers, longs = ctypes.c_void_p * slots, ctypes.c_long * max(count, 1)
+
+    def launch(tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...]) -> int:
+        return run(pointers(*[t.data_ptr() for t in tensors]), longs(*sizes))
+
+    return launch
+
+
+def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequenced], on_gpu: bool) -> tuple[list[Launch], str]:
+    """As ``cpp_launches``; on CPU tensors through Triton's interpreter (slow, to check kernels)."""
+    prepared, sources = {}, []
+    for k in kernels:
+        schedule = triton.default_schedule(k, interpreter=not on_gpu)
+        source = triton.emit(k, schedule)
+        sources.append(source)
+        make = triton_run.compiled if on_gpu else triton_run.interpreted
+        prepared[k.name] = (k, triton_run.prepare(k, schedule, make(source, k.name)))
+
+    def launcher(sequence: Sequenced) -> Launch:
+        def launch(tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...]) -> int:
+            for i, c in enumerate(sequence.calls):
+                k, run = prepared[c.kernel]
+                try:
+                    run([tensors[b] for b in c.buffers], dict(zip(k.sizes, (sizes[s] for s in c.sizes))), None)
+                except triton_run.CheckFailed:
+                    return i + 1
+            return 0
+
+        return launch
+
+    return [launcher(s) for s in sequences], "\n".join(sources)

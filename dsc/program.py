@@ -1,0 +1,60 @@
+"""A compiled graph as plain data: Python source over a pool of buffers, and the kernels that it launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dsc.codegen.kernel import Kernel
+from dsc.domain import Extent
+from dsc.manager import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A temporary in the pool, alive from step ``first`` to step ``last`` of the program."""
+
+    name: str
+    shape: tuple[Extent, ...]
+    stride: tuple[Extent, ...]
+    dtype: torch.dtype
+    device: torch.device
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """``source`` defines ``call(args)``, which takes a list of inputs, empties it, and returns a tuple of results."""
+
+    source: str
+    namespace: Mapping[str, Any]
+    """What the source mentions: kernels' launchers, constants, operators."""
+    slots: tuple[Slot, ...]
+    symbols: tuple[str, ...]
+    """Size symbols on which slots depend, in the order in which ``call`` hands them to the pool."""
+    kernels: tuple[Kernel, ...]
+    code: str = ""
+    """The emitted C++ or Triton of all kernels."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """kernels (launched), distinct_kernels, aten_calls, bytes (moved by all of them), pool_bytes."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What ``options["on_compile"]`` is called with, once a graph."""
+
+    kind: str
+    """forward, backward or inference."""
+    program: Program
+    reports: tuple[tuple[str, Report], ...]
+    text: str
+    """Canonical text of the graph after all passes."""
+    seconds: float
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return self.program.numbers

@@ -1,0 +1,185 @@
+"""Rewrite operators that do several jobs into ones that do a single job each, so that fusion can place them apart."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dsc import ops
+from dsc.manager import Pass, Remark, Report
+from dsc.target import Target
+from dsc.torch_shim import FakeTensorMode, detect_fake_mode
+
+aten = torch.ops.aten
+Rule = Callable[["Rewriter", Node], bool]
+
+
+@dataclass(frozen=True)
+class Canonicalize(Pass):
+    """Split compound operators; share repeated views; drop what nobody reads.
+
+    1. ``native_dropout(x, p)`` -> ``x * bernoulli(1-p) * 1/(1-p)``: the same call to the generator, the rest pointwise.
+    2. ``nll_loss_forward`` with a mean or a sum -> a loss a row, and the sum and count of them.
+    3. ``native_layer_norm_backward`` -> the input's gradient (over rows), and the parameters' (over columns).
+    4. Two equal views of one tensor -> one.
+    5. Does not fire: weighted losses, dropout outside training or with p of 0 or 1, low-precision losses.
+    """
+
+    name: ClassVar[str] = "canonicalize"
+
+    def run(self, gm: GraphModule, target: Target) -> Report:
+        mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+        rewriter = Rewriter(gm, mode)
+        remarks: list[Remark] = []
+        for node in list(gm.graph.nodes):
+            rule = RULES.get(ops.name_of(node)) if node.op == "call_function" else None
+            if rule is not None and rule(rewriter, node):
+                remarks.append(Remark(node.name, "did", (rule.__doc__ or "").splitlines()[0]))
+        shared = share_views(gm)
+        dead = drop_dead(gm) if remarks or shared else 0
+        return Report(bool(remarks or shared or dead), tuple(remarks), (("views shared", shared), ("dead nodes", dead)))
+
+
+@dataclass
+class Rewriter:
+    """Makes nodes with fake values, in front of the node that they replace."""
+
+    gm: GraphModule
+    mode: FakeTensorMode | None
+
+    def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        node = self.gm.graph.call_function(target, args, kwargs)
+        for key in ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute", "ac_graph_id", "autograd_backward"):
+            if key in like.meta:
+                node.meta[key] = like.meta[key]
+        fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        if self.mode is None:
+            node.meta["val"] = target(*fake_args, **fake_kwargs)
+        else:
+            with self.mode:
+                node.meta["val"] = target(*fake_args, **fake_kwargs)
+        return node
+
+    def replace_items(self, node: Node, results: Mapping[int, Node]) -> None:
+        """Puts ``results`` in place of the items of ``node``."""
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            place = user.args[1]
+            assert isinstance(place, int)
+            user.replace_all_uses_with(results[place])
+            self.gm.graph.erase_node(user)
+        self.gm.graph.erase_node(node)
+
+
+def only_items(node: Node) -> bool:
+    return all(u.target is operator.getitem for u in node.users)
+
+
+def split_dropout(rw: Rewriter, node: Node) -> bool:
+    """native_dropout(x, p) -> x * bernoulli(1-p) * 1/(1-p)"""
+    x, p, train = ops.operand(node, 0), node.args[1], node.args[2]
+    t = ops.tensor(x)
+    if not isinstance(p, float) or not 0 < p < 1 or train is not True or not only_items(node):
+        return False
+    if t.device.type != "cpu" or t.dtype not in ops.SHORT:
+        return False
+    with rw.gm.graph.inserting_before(node):
+        like = rw.call(node, aten.empty_like.default, x, dtype=torch.bool)
+        mask = rw.call(node, aten.bernoulli.p, like, 1 - p)
+        kept = rw.call(node, aten.mul.Tensor, x, mask)
+        out = rw.call(node, aten.mul.Tensor, kept, 1.0 / (1 - p))
+    rw.replace_items(node, {0: out, 1: mask})
+    return True
+
+
+def split_nll(rw: Rewriter, node: Node) -> bool:
+    """nll_loss_forward(logp, target) -> losses of rows, their sum, and how many count"""
+    logp, target, weight, reduction, ignore = node.args
+    assert isinstance(logp, Node)
+    t = ops.tensor(logp)
+    if weight is not None or reduction == 0 or t.dim() != 2 or t.dtype not in (torch.float32, torch.float64):
+        return False
+    if not only_items(node):
+        return False
+    with rw.gm.graph.inserting_before(node):
+        rows = rw.call(node, aten.nll_loss_forward.default, logp, target, None, 0, ignore)
+        losses = rw.call(node, operator.getitem, rows, 0)
+        total = rw.call(node, aten.sum.default, losses)
+        counted = rw.call(node, aten.ne.Scalar, target, ignore)
+        number = rw.call(node, aten.sum.default, counted)
+        weight_sum = rw.call(node, aten._to_copy.default, number, dtype=t.dtype)
+        loss = total if reduction == 2 else rw.call(node, aten.div.Tensor, total, weight_sum)
+    rw.replace_items(node, {0: loss, 1: weight_sum})
+    return True
+
+
+def split_layer_norm_backward(rw: Rewriter, node: Node) -> bool:
+    """native_layer_norm_backward -> dx, and dweight with dbias"""
+    mask = node.args[7]
+    if not isinstance(mask, (list, tuple)) or not mask[0] or not (mask[1] or mask[2]) or not only_items(node):
+        return False
+    rest = node.args[:7]
+    with rw.gm.graph.inserting_before(node):
+        first = rw.call(node, node.target, *rest, [True, False, False])
+        second = rw.call(node, node.target, *rest, [False, mask[1], mask[2]])
+        sources = {0: first, 1: second, 2: second}
+        results = {}
+        for place in sorted({u.args[1] for u in node.users}):  # type: ignore[type-var]
+            assert isinstance(place, int)
+            results[place] = rw.call(node, operator.getitem, sources[place], place)
+    rw.replace_items(node, results)
+    return True
+
+
+RULES: Mapping[str, Rule] = {
+    "native_dropout.default": split_dropout,
+    "nll_loss_forward.default": split_nll,
+    "native_layer_norm_backward.default": split_layer_norm_backward,
+}
+
+
+def share_views(gm: GraphModule) -> int:
+    """Two views of one node with the same arguments -> the first of them, unless one of them is a result itself."""
+    seen: dict[tuple[object, ...], Node] = {}
+    results = set(next(n for n in reversed(gm.graph.nodes) if n.op == "output").all_input_nodes)
+    count = 0
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not (ops.is_view(node) or ops.is_split(node)) or node in results:
+            continue
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs), node.meta.get("partitioner_tag"))
+        first = seen.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            gm.graph.erase_node(node)
+            count += 1
+    return count
+
+
+def _frozen(a: object) -> object:
+    if isinstance(a, (list, tuple)):
+        return tuple(_frozen(x) for x in a)
+    if isinstance(a, dict):
+        return tuple((k, _frozen(v)) for k, v in sorted(a.items()))
+    return (type(a).__name__, a)
+
+
+def drop_dead(gm: GraphModule) -> int:
+    """Nodes that nobody reads and that neither write, draw random numbers, nor check anything."""
+    count = 0
+    for node in reversed(list(gm.graph.nodes)):
+        if node.op != "call_function" or node.users or not is_pure(node):
+            continue
+        gm.graph.erase_node(node)
+        count += 1
+    return count
+
+
+def is_pure(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    return ops.info(node).kind in ("pointwise", "reduction", "rowwise", "create", "view") and not ops.may_fail(node)

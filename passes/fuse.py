@@ -1,0 +1,449 @@
+"""Group nodes into kernels, by the bytes that it saves to compute them together."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dsc import domain, ops
+from dsc.domain import Space
+from dsc.manager import Pass, Remark, Report
+from dsc.notes import notes, set_notes
+from dsc.target import Target
+from dsc.torch_shim import optimization_hint
+
+SHUFFLES = frozenset(
+    "permute.default transpose.int t.default slice.Tensor select.int as_strided.default diagonal.default unfold.default "
+    "movedim.int getitem".split()
+)
+"""Views that do not keep row-major order: a reader of one walks the producer in another order."""
+
+LAUNCH_SECONDS = 4e-6
+"""Of one CUDA kernel; calls of C++ kernels in one sequence cost nothing worth counting."""
+
+
+@dataclass(frozen=True)
+class Fuse(Pass):
+    """Note ``group`` on every node that a kernel of ours computes.
+
+    1. Pointwise, creating, reducing and rowwise nodes start as groups of one; everything else stays with ATen.
+    2. Two groups join, best saving first, if they read or write fewer bytes as one: a value passed on inside is not
+       read again, nor written if nobody else wants it; an input of both is read once.
+    3. Only groups with a common loop nest join (``domain.meet``): reductions over other axes do not; a group that is
+       merely read by the other, at any index, joins if it reduces nothing (it is computed where it is read).
+    4. Groups do not join if a path between them leaves and comes back: that would be a cycle.
+    5. A producer that costs fewer bytes to compute again in each reader than to write and read is copied into them.
+    6. Whole reductions with nothing parallel left do not join what follows them: that would run on one core.
+    7. Two small groups over the same space join to save a launch, on targets where launches cost.
+    8. A lone copy, cat or fill that ATen does as well stays with ATen.
+    """
+
+    name: ClassVar[str] = "fuse"
+    gives: ClassVar[frozenset[str]] = frozenset({"group"})
+
+    max_nodes: int = 64
+    """Larger groups are not made, to bound compile time and registers."""
+
+    def run(self, gm: GraphModule, target: Target) -> Report:
+        web = build(gm)
+        remarks = list(web.remarks)
+        grow(web, self.max_nodes)
+        if target.kind == "cuda":
+            join_small(web, self.max_nodes, LAUNCH_SECONDS * target.bandwidth)
+        duplicate(gm, web, self.max_nodes)
+        remarks += mark(web)
+        return Report(bool(web.live()), tuple(remarks), (("kernels", float(len(web.live()))),))
+
+
+@dataclass
+class Unit:
+    """A node with its results, or a group of them: what runs at one place."""
+
+    id: int
+    nodes: list[Node]
+    space: Space | None
+    """None: ATen computes it."""
+    preds: set[int] = field(default_factory=set)
+    succs: set[int] = field(default_factory=set)
+    reads: dict[Node, bool] = field(default_factory=dict)
+    """Value -> whether some read shuffles it."""
+    makes: list[Node] = field(default_factory=list)
+    low: int = 0
+    high: int = 0
+
+
+@dataclass
+class Web:
+    """Units, and who reads which value."""
+
+    units: dict[int, Unit]
+    maker: dict[Node, int]
+    readers: dict[Node, set[int]]
+    size: dict[Node, int]
+    pinned: set[Node]
+    """Values that must exist in memory whatever the groups: results of the graph, operands of ATen."""
+    remarks: list[Remark]
+    order: dict[Node, int]
+
+    def live(self) -> list[Unit]:
+        return sorted((u for u in self.units.values() if u.space is not None), key=lambda u: u.low)
+
+    def outside(self, value: Node, unit_ids: set[int]) -> bool:
+        """Whether a value is wanted outside of these units."""
+        return value in self.pinned or not self.readers.get(value, set()) <= unit_ids
+
+
+def bytes_of(value: Node) -> int:
+    t = value.meta.get("val")
+    if not isinstance(t, torch.Tensor):
+        return 0
+    return int(optimization_hint(t.numel())) * t.element_size()
+
+
+def value_of(node: Node) -> tuple[Node, bool]:
+    """The node whose storage an operand looks at, and whether the views between change the order."""
+    shuffled = False
+    while node.op == "call_function":
+        if ops.is_split(node):
+            shuffled = True
+        elif ops.is_view(node):
+            shuffled |= ops.name_of(node) in SHUFFLES
+        else:
+            break
+        node = ops.operand(node, 0)
+    return node, shuffled
+
+
+def computing(value: Node) -> Node:
+    """The node that computes a value: itself, or the op with several results that it is one of."""
+    while value.op == "call_function" and ops.info(value).kind == "item" and isinstance(value.args[0], Node):
+        value = value.args[0]
+    return value
+
+
+def is_transparent(node: Node) -> bool:
+    """Nodes that are no units: views, pieces and results of others."""
+    return ops.is_split(node) or ops.is_view(node) or ops.info(node).kind == "item"
+
+
+def build(gm: GraphModule) -> Web:
+    web = Web({}, {}, {}, {}, set(), [], {n: i for i, n in enumerate(gm.graph.nodes)})
+    last_write: dict[Node, int] = {}
+    touched: dict[Node, set[int]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            web.pinned.update(value_of(a)[0] for a in node.all_input_nodes)
+        if node.op != "call_function":
+            continue
+        if ops.info(node).kind == "item" and not ops.is_view(node):
+            unit = web.units[web.maker[computing(node)]]
+            unit.nodes.append(node)
+            unit.makes.append(node)
+            web.maker[node] = unit.id
+            web.size[node] = bytes_of(node)
+            continue
+        if is_transparent(node):
+            continue
+        place = web.order[node]
+        why = ops.why_not_fused(node)
+        unit = Unit(place, [node], None if why else domain.of(node), makes=[node], low=place, high=place)
+        web.units[place] = unit
+        web.maker[node] = place
+        web.size[node] = bytes_of(node)
+        if why and not why.endswith(" op"):
+            web.remarks.append(Remark(node.name, "skipped", why))
+        written = {value_of(n)[0] for n in ops.mutated(node)}
+        for arg in node.all_input_nodes:
+            value, shuffled = value_of(arg)
+            read(web, unit, value, shuffled)
+            if unit.space is None:
+                web.pinned.add(value)
+            # writes in place: after every earlier reader of the storage, before every later one
+            if value in last_write:
+                link(web, last_write[value], place)
+            if value in written:
+                for other in touched.get(value, ()):
+                    link(web, other, place)
+            touched.setdefault(value, set()).add(place)
+        for value in written:
+            last_write[value] = place
+    return web
+
+
+def read(web: Web, unit: Unit, value: Node, shuffled: bool) -> None:
+    unit.reads[value] = unit.reads.get(value, False) or shuffled
+    web.readers.setdefault(value, set()).add(unit.id)
+    web.size.setdefault(value, bytes_of(value))
+    made_by = web.maker.get(value)
+    if made_by is not None:
+        link(web, made_by, unit.id)
+
+
+def link(web: Web, before: int, after: int) -> None:
+    if before != after:
+        web.units[before].succs.add(after)
+        web.units[after].preds.add(before)
+
+
+# --- joining -----------------------------------------------------------------------------------------------------------
+
+
+def saving(web: Web, a: Unit, b: Unit) -> int:
+    """Bytes not moved if the two run as one."""
+    both = {a.id, b.id}
+    saved = sum(web.size[v] for v in a.reads if v in b.reads and web.maker.get(v) not in both)
+    for x, y in ((a, b), (b, a)):
+        for v in x.makes:
+            if v in y.reads:
+                saved += web.size[v] * (1 if web.outside(v, both) else 2)
+    return saved
+
+
+def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
+    """The nest of the two as one, or None."""
+    assert a.space is not None and b.space is not None
+    if any(v in y.reads for x, y in ((a, b), (b, a)) for v in x.makes):
+        first, second = (a, b) if any(v in b.reads for v in a.makes) else (b, a)
+        shuffles = any(second.reads.get(v, False) for v in first.makes)
+        met = None if shuffles else domain.meet(first.space, second.space)  # type: ignore[arg-type]
+        if met is not None:
+            return met if enough_parallel(met) else None
+        internal = all(not web.outside(v, {first.id, second.id}) for v in first.makes)
+        return second.space if internal and not first.space.reduces else None  # type: ignore[union-attr]
+    met = domain.meet(a.space, b.space)
+    return met if met is not None and enough_parallel(met) else None
+
+
+def enough_parallel(space: Space) -> bool:
+    """Case 6: rows to share between cores, unless the whole is small."""
+    whole = int(optimization_hint(domain.product(space.extents)))
+    rows = int(optimization_hint(domain.product(space.parallel)))
+    return rows >= 16 or whole <= 1 << 15 or not space.reduces
+
+
+def cyclic(web: Web, a: Unit, b: Unit) -> bool:
+    """Whether a path leads from one to the other through a third."""
+    return _path(web, a, b) or _path(web, b, a)
+
+
+def _path(web: Web, start: Unit, end: Unit) -> bool:
+    stack = [s for s in start.succs if s != end.id]
+    seen = set(stack)
+    while stack:
+        unit = web.units[stack.pop()]
+        if end.id in unit.succs:
+            return True
+        for s in unit.succs:
+            if s not in seen and web.units[s].low < end.high:
+                seen.add(s)
+                stack.append(s)
+    return False
+
+
+def join(web: Web, a: Unit, b: Unit, space: Space) -> Unit:
+    """Makes ``b`` part of ``a``."""
+    a.nodes = sorted({*a.nodes, *b.nodes}, key=web.order.__getitem__)
+    a.makes += b.makes
+    for v in b.makes:
+        web.maker[v] = a.id
+    for v, shuffled in b.reads.items():
+        a.reads[v] = a.reads.get(v, False) or shuffled
+        web.readers[v].discard(b.id)
+        web.readers[v].add(a.id)
+    for p in b.preds:
+        web.units[p].succs.discard(b.id)
+        link(web, p, a.id)
+    for s in b.succs:
+        web.units[s].preds.discard(b.id)
+        link(web, a.id, s)
+    a.succs.discard(b.id)
+    a.preds.discard(b.id)
+    a.space, a.low, a.high = space, min(a.low, b.low), max(a.high, b.high)
+    for v in a.makes:
+        if v in a.reads and not web.outside(v, {a.id}):
+            web.readers[v].discard(a.id)
+            del a.reads[v]
+    del web.units[b.id]
+    return a
+
+
+def neighbours(web: Web, unit: Unit) -> Iterator[Unit]:
+    """Groups that share a value with this one: readers of what it makes, makers of what it reads, next readers."""
+    found: dict[int, None] = {}
+    for v in unit.makes:
+        found.update(dict.fromkeys(sorted(web.readers.get(v, ()))))
+    for v in unit.reads:
+        if (m := web.maker.get(v)) is not None:
+            found[m] = None
+        others = sorted(web.readers[v])
+        place = others.index(unit.id)
+        found.update(dict.fromkeys(others[max(0, place - 4) : place + 5]))
+    found.pop(unit.id, None)
+    for i in found:
+        if web.units[i].space is not None:
+            yield web.units[i]
+
+
+def grow(web: Web, limit: int) -> None:
+    version = dict.fromkeys(web.units, 0)
+    heap: list[tuple[int, int, int, int, int]] = []
+
+    def offer(a: Unit, b: Unit) -> None:
+        a, b = (a, b) if a.id < b.id else (b, a)
+        gain = saving(web, a, b)
+        if gain > 0:
+            heapq.heappush(heap, (-gain, a.id, b.id, version[a.id], version[b.id]))
+
+    for unit in web.live():
+        for other in neighbours(web, unit):
+            if unit.id < other.id:
+                offer(unit, other)
+    while heap:
+        _, i, j, vi, vj = heapq.heappop(heap)
+        if i not in web.units or j not in web.units or version[i] != vi or version[j] != vj:
+            continue
+        a, b = web.units[i], web.units[j]
+        if len(a.nodes) + len(b.nodes) > limit:
+            continue
+        space = joined_space(web, a, b)
+        if space is None or cyclic(web, a, b):
+            continue
+        merged = join(web, a, b, space)
+        version[merged.id] += 1
+        for other in neighbours(web, merged):
+            offer(merged, other)
+
+
+def join_small(web: Web, limit: int, launch_bytes: float) -> None:
+    """Case 7: neighbours in order over one space, both cheaper than a launch."""
+    previous: Unit | None = None
+    for unit in web.live():
+        if (
+            previous is not None
+            and previous.space == unit.space
+            and max(moved(web, previous), moved(web, unit)) < launch_bytes
+            and len(previous.nodes) + len(unit.nodes) <= limit
+            and not cyclic(web, previous, unit)
+            and not any(v in unit.reads for v in previous.makes)
+        ):
+            assert unit.space is not None
+            previous = join(web, previous, unit, unit.space)
+        else:
+            previous = unit
+
+
+def moved(web: Web, unit: Unit) -> int:
+    written = sum(web.size[v] for v in unit.makes if web.outside(v, {unit.id}))
+    return written + sum(web.size[v] for v in unit.reads if web.maker.get(v) != unit.id)
+
+
+# --- duplicating -------------------------------------------------------------------------------------------------------
+
+
+def duplicate(gm: GraphModule, web: Web, limit: int) -> None:
+    """Case 5, from the last producer to the first, so that chains move as a whole."""
+    for unit in reversed(web.live()):
+        if unit.space is None or unit.space.reduces or any(v in unit.reads for v in unit.makes):
+            continue
+        readers = sorted({r for v in unit.makes for r in web.readers.get(v, ())} - {unit.id})
+        homes = [web.units[r] for r in readers if web.units[r].space is not None]
+        if not homes:
+            continue
+        needed = any(v in web.pinned for v in unit.makes) or len(homes) < len(readers)
+        cost = sum(web.size[v] for h in homes for v in unit.reads if v not in h.reads)
+        again = sum(web.size[v] for h in homes for v in unit.makes if v in h.reads)
+        written = 0 if needed else sum(web.size[v] for v in unit.makes)
+        if cost > again + written or (needed and cost >= again):
+            continue
+        if any(len(h.nodes) + len(unit.nodes) > limit for h in homes) or len(unit.nodes) > limit // 4:
+            continue
+        for home in homes:
+            copy_into(gm, web, unit, home)
+        if not needed:
+            drop(gm, web, unit)
+
+
+def copy_into(gm: GraphModule, web: Web, unit: Unit, home: Unit) -> None:
+    """Clones a group's nodes, and the views between, in front of the reader."""
+    clones: dict[Node, Node] = {}
+    compute = [n for n in home.nodes if computing(n) is n]
+    with gm.graph.inserting_before(unit.nodes[-1].next):
+        for n in unit.nodes:
+            clones[n] = gm.graph.node_copy(n, lambda x: clones.get(x, x))
+            web.order[clones[n]] = web.order[n]
+    for reader in compute:
+        for arg in reader.all_input_nodes:
+            if value_of(arg)[0] in clones:
+                with gm.graph.inserting_before(reader):
+                    reader.replace_input_with(arg, _clone_chain(gm, arg, clones))
+    for v in unit.makes:
+        if home.reads.pop(v, None) is not None:
+            web.readers[v].discard(home.id)
+    web.units[unit.id].succs.discard(home.id)
+    home.preds.discard(unit.id)
+    home.nodes = sorted([*clones.values(), *home.nodes], key=web.order.__getitem__)
+    for v, shuffled in unit.reads.items():
+        read(web, home, v, shuffled)
+    home.makes += [clones[v] for v in unit.makes]
+    for v in unit.makes:
+        web.maker[clones[v]] = home.id
+        web.size[clones[v]] = web.size[v]
+
+
+def _clone_chain(gm: GraphModule, arg: Node, clones: dict[Node, Node]) -> Node:
+    if arg in clones:
+        return clones[arg]
+    parent = ops.operand(arg, 0)
+    inner = _clone_chain(gm, parent, clones)
+    clones[arg] = gm.graph.node_copy(arg, lambda x: inner if x is parent else x)
+    return clones[arg]
+
+
+def drop(gm: GraphModule, web: Web, unit: Unit) -> None:
+    """Takes a group that nobody reads any more out of the graph."""
+    for n in reversed(unit.nodes):
+        erase_with_views(gm, n)
+    for v in unit.reads:
+        web.readers[v].discard(unit.id)
+    for p in unit.preds:
+        web.units[p].succs.discard(unit.id)
+    for s in unit.succs:
+        web.units[s].preds.discard(unit.id)
+    del web.units[unit.id]
+
+
+def erase_with_views(gm: GraphModule, node: Node) -> None:
+    for user in list(node.users):
+        erase_with_views(gm, user)
+    gm.graph.erase_node(node)
+
+
+# --- marking -----------------------------------------------------------------------------------------------------------
+
+ATEN_IS_AS_GOOD = frozenset(
+    "clone.default cat.default stack.default full.default full_like.default zeros.default zeros_like.default ones.default "
+    "ones_like.default new_zeros.default new_ones.default new_full.default arange.default arange.start "
+    "arange.start_step scalar_tensor.default flip.default".split()
+)
+
+
+def mark(web: Web) -> Iterable[Remark]:
+    count = 0
+    for unit in web.live():
+        computed = [n for n in unit.nodes if computing(n) is n]
+        if len(computed) == 1 and ops.name_of(computed[0]) in ATEN_IS_AS_GOOD:
+            yield Remark(computed[0].name, "skipped", "ATen does it as well alone")
+            continue
+        name = f"k{count}"
+        count += 1
+        for n in unit.nodes:
+            set_notes(n, replace(notes(n), group=name))
+        wanted = sum(web.outside(v, {unit.id}) for v in unit.makes)
+        yield Remark(
+            computed[0].name, "did", f"{len(computed)} nodes into {name} over {unit.space}: {wanted} results, {moved(web, unit)} bytes"
+        )
