@@ -272,9 +272,8 @@ AI vf with_sign(vf size, vf sign) { return (vf)(((vi)size & 0x7fffffff) | ((vi)s
   AI vf NAME(vf a, vf b) { return lanes<vf>([&](int l) { return __builtin_##fn##f(a[l], b[l]); }); } \
   AI vd NAME(vd a, vd b) { return lanes<vd>([&](int l) { return __builtin_##fn(a[l], b[l]); }); }
 #define LIBM(NAME, fn) LIBM_SCALAR(NAME, fn) LIBM_VD(NAME, fn)
-LIBM(Exp, exp) LIBM(Expm1, expm1) LIBM(Log, log) LIBM(Log1p, log1p) LIBM(Tanh, tanh) LIBM(Erf, erf)
-LIBM(Exp2, exp2) LIBM_VF(Exp2, exp2) LIBM(Log2, log2) LIBM_VF(Log2, log2)
-LIBM(Sin, sin) LIBM_VF(Sin, sin) LIBM(Cos, cos) LIBM_VF(Cos, cos)
+LIBM_SCALAR(Exp, exp) LIBM(Expm1, expm1) LIBM(Log, log) LIBM(Log1p, log1p) LIBM(Tanh, tanh) LIBM(Erf, erf)
+LIBM(Exp2, exp2) LIBM(Log2, log2) LIBM(Sin, sin) LIBM(Cos, cos)
 LIBM(Sqrt, sqrt) LIBM(Floor, floor) LIBM(Ceil, ceil) LIBM(Trunc, trunc) LIBM(Rint, rint)
 LIBM2(Pow, pow) LIBM2(Atan2, atan2)
 #if defined(__AVX512F__)
@@ -291,20 +290,26 @@ AI vf scale2(vf a, vf n) {  // in two steps, so that subnormal and huge results 
 #endif
 
 // Vector functions of float, at most 2 ulp from the true value everywhere.
-AI vf exp_split(vf x, vf* n) {  // e^x - 1 = 2^n (1 + result) - 1
-  *n = mad(x, splat(1.44269504f), splat(12582912.f)) - 12582912.f;  // rounded
-  vf r = mad(*n, splat(-0.693145752f), x);
-  r = mad(*n, splat(-1.42860677e-6f), r);
+AI vf exp_near(vf r) {  // e^r - 1 for |r| < log(2) / 2
   vf p = mad(r, splat(0.0013939926f), splat(0.008369f));
   p = mad(p, r, splat(0.04166641f));
   p = mad(p, r, splat(0.16666518f));
   p = mad(p, r, splat(0.5f));
   return mad(r * r, p, r);
 }
+AI vf exp_split(vf x, vf* n) {  // e^x - 1 = 2^n (1 + result) - 1
+  *n = mad(x, splat(1.44269504f), splat(12582912.f)) - 12582912.f;  // rounded
+  return exp_near(mad(*n, splat(-1.42860677e-6f), mad(*n, splat(-0.693145752f), x)));
+}
 AI vf Exp(vf x) {
   vi none = x < -104.f;  // zero without passing through subnormals, which some units compute by slow assists
   vf n, q = exp_split(min_b(splat(89.f), none ? (vf){} : x), &n);
   return none ? (vf){} : scale2(q + 1.f, n);
+}
+AI vf Exp2(vf x) {
+  vi none = x < -150.f;
+  vf y = min_b(splat(129.f), none ? (vf){} : x), n = (y + 12582912.f) - 12582912.f;
+  return none ? (vf){} : scale2(exp_near((y - n) * 0.693147181f) + 1.f, n);
 }
 AI vf Expm1(vf x) {
   vf n, q = exp_split(min_b(splat(89.f), max_b(splat(-30.f), x)), &n);
@@ -312,7 +317,7 @@ AI vf Expm1(vf x) {
   vf r = mad(s, q, s - 0.5f);
   return x == 0.f ? x : x != x ? x : r + r;
 }
-AI vf log_tail(vf f, vf e) {  // log(1 + f) + e log 2
+AI vf log_bend(vf f) {  // log(1 + f) - f + f^2 / 2
   vf p = mad(f, splat(0.06751627f), splat(-0.11672565f));
   p = mad(p, f, splat(0.11883888f));
   p = mad(p, f, splat(-0.124059096f));
@@ -321,8 +326,10 @@ AI vf log_tail(vf f, vf e) {  // log(1 + f) + e log 2
   p = mad(p, f, splat(0.20002075f));
   p = mad(p, f, splat(-0.2500001f));
   p = mad(p, f, splat(0.33333313f));
-  vf z = f * f, y = mad(e, splat(-2.12194440e-4f), p * f * z);
-  y = mad(z, splat(-0.5f), y);
+  return p * f * f * f;
+}
+AI vf log_tail(vf f, vf e) {  // log(1 + f) + e log 2
+  vf y = mad(f * f, splat(-0.5f), mad(e, splat(-2.12194440e-4f), log_bend(f)));
   return mad(e, splat(0.693359375f), f + y);
 }
 AI vi log_split(vf x) { return ((vi)x - 0x3f3504f3) >> 23; }  // e with x / 2^e in [sqrt 1/2, sqrt 2)
@@ -337,6 +344,17 @@ AI vf Log(vf x) {
   vi e = log_split(y);
   vf f = (vf)((vi)y - (e << 23)) - 1.f;
   return log_edges(log_tail(f, __builtin_convertvector(tiny ? e - 24 : e, vf)), x);
+}
+AI vf Log2(vf x) {
+  vi tiny = x < 0x1p-126f;
+  vf y = tiny ? x * 0x1p24f : x;
+  vi e = log_split(y);
+  vf f = (vf)((vi)y - (e << 23)) - 1.f;
+  vf a = mad(f * f, splat(-0.5f), log_bend(f));
+  // (f + a) / log 2, the quotient of f in two parts
+  vf q = mad(f, splat(1.92596299e-8f), a * 1.44269504f);
+  q = mad(f, splat(1.44269504f), q);
+  return log_edges(q + __builtin_convertvector(tiny ? e - 24 : e, vf), x);
 }
 AI vf Log1p(vf x) {
   vf u = x + 1.f;
@@ -464,13 +482,51 @@ AI vf Erf(vf x) {
   return x != x ? x : r;
 }
 #endif
+// sin and cos: off the nearest multiple of pi / 2 in three steps, far out by libm.
+AI vf sin_shifted(vf x, int quarter) {
+  vf s = mad(x, splat(0.636619772f), splat(12582912.f)), n = s - 12582912.f;
+  vf r = mad(n, splat(-1.57079637f), x);
+  r = mad(n, splat(4.37113883e-8f), r);
+  r = mad(n, splat(1.71512451e-15f), r);
+  vi q = (vi)s + quarter;
+  vf z = r * r;
+  vf a = mad(mad(mad(z, splat(-1.9515296e-4f), splat(8.3321609e-3f)), z, splat(-0.16666655f)), z * r, r);
+  vf b = mad(mad(mad(z, splat(2.4433157e-5f), splat(-1.3887316e-3f)), z, splat(4.1666646e-2f)), z * z, mad(z, splat(-0.5f), splat(1.f)));
+  vf v = (q & 1) != 0 ? b : a;
+  return (vf)((vi)v ^ (q & 2) << 30);
+}
+AI vf Sin(vf x) {
+#if defined(__AVX512F__) || defined(__FMA__)
+  if (!some(!(Abs(x) < 8192.f))) return x == 0.f ? x : sin_shifted(x, 0);
+#endif
+  return lanes<vf>([&](int l) { return __builtin_sinf(x[l]); });
+}
+AI vf Cos(vf x) {
+#if defined(__AVX512F__) || defined(__FMA__)
+  if (!some(!(Abs(x) < 8192.f))) return sin_shifted(x, 1);
+#endif
+  return lanes<vf>([&](int l) { return __builtin_cosf(x[l]); });
+}
+AI vd8 exp8(vd8 x) {
+  vd8 y = x > 710. ? (vd8){} + 710. : x < -746. ? (vd8){} - 746. : x;
+  vd8 n = (y * 1.4426950408889634 + 0x1.8p52) - 0x1.8p52;
+  vd8 r = (y - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  vd8 p = (vd8){} + 1. / 6227020800.;
+  const double c[] = {1. / 479001600., 1. / 39916800., 1. / 3628800., 1. / 362880., 1. / 40320., 1. / 5040., 1. / 720., 1. / 120., 1. / 24., 1. / 6., 0.5};
+#pragma GCC unroll 16
+  for (int i = 0; i < 11; i++) p = p * r + c[i];
+  p = (r + r * r * p) + 1.;
+  vl8 i = __builtin_convertvector(n, vl8), h = i >> 1;
+  return p * (vd8)((h + 1023) << 52) * (vd8)((i - h + 1023) << 52);
+}
+AI vd Exp(vd x) { return {exp8(x.lo), exp8(x.hi)}; }
 AI vf Sigmoid(vf x) {  // never through 1 / (1 + inf): small results stay accurate
   vf e = Exp(-Abs(x)), r = e / (1.f + e), s = x < 0.f ? e : splat(1.f);
   return mad(-s, r, s);  // more exact than s / (1 + e)
 }
 AI float Sigmoid(float x) { float e = __builtin_expf(-Abs(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
 AI double Sigmoid(double x) { double e = __builtin_exp(-Abs(x)); return (x < 0 ? e : 1.) / (1. + e); }
-AI vd Sigmoid(vd x) { return lanes<vd>([&](int l) { return Sigmoid(x[l]); }); }
+AI vd Sigmoid(vd x) { vd e = Exp(-Abs(x)); return select(x < 0., e, splat(1.)) / (1. + e); }
 
 // Sixteen lanes to one number, in a fixed order.
 #define TURN8(v, a, b, c, d) __builtin_shufflevector(v, v, a, b, c, d, a, b, c, d)

@@ -56,7 +56,7 @@ def ulps(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return torch.where(same, torch.zeros(()).double(), error)
 
 
-@pytest.mark.parametrize("op", ["exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid"])
+@pytest.mark.parametrize("op", ["exp", "expm1", "exp2", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid"])
 def test_two_ulp_everywhere(maps: Unit, op: str) -> None:
     bits = torch.arange(0, 2**32, 1499, dtype=torch.int64)
     every = torch.where(bits < 2**31, bits, bits - 2**32).to(torch.int32).view(torch.float32)
