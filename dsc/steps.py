@@ -61,9 +61,11 @@ def _sorted(gm: GraphModule, all_steps: list[Step], made: dict[Node, int]) -> li
         me = made[n]
         written = {storage_of(w) for w in ops.mutated(n)}
         for a in n.all_input_nodes:
-            if a in made:
-                before[me].add(made[a])
             s = storage_of(a)
+            # a kernel reads through views: those between its own nodes are no steps on the way
+            source = a if all_steps[me].group is None else s
+            if source in made:
+                before[me].add(made[source])
             if s in writer:
                 before[me].add(writer[s])
             if s in written:

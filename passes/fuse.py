@@ -372,10 +372,10 @@ def copy_into(gm: GraphModule, web: Web, unit: Unit, home: Unit) -> None:
     """Clones a group's nodes, and the views between, in front of the reader."""
     clones: dict[Node, Node] = {}
     compute = [n for n in home.nodes if computing(n) is n]
-    with gm.graph.inserting_before(unit.nodes[-1].next):
-        for n in unit.nodes:
+    for n in unit.nodes:
+        with gm.graph.inserting_before(n.next):
             clones[n] = gm.graph.node_copy(n, lambda x: clones.get(x, x))
-            web.order[clones[n]] = web.order[n]
+        web.order[clones[n]] = web.order[n]
     for reader in compute:
         for arg in reader.all_input_nodes:
             if value_of(arg)[0] in clones:
