@@ -88,7 +88,7 @@ class Builder:
         self.lets.append(made)
         self.by_name[name] = made
         self.seen[key] = name
-        if op in EXACT_OPS:
+        if op in EXACT_OPS and not (op in ("neg", "abs") and dtype == "i64"):  # -(-128) is no i8
             formats = {self.exact.get(a, "") for a in args if self.by_name[a].dtype == dtype}
             if len(formats) == 1 and (only := formats.pop()):
                 self.exact[name] = only

@@ -1,7 +1,7 @@
 """What each pointwise and creating operator computes at one index.  A new op is a new row.
 
 Formulas follow ATen's CPU kernels, so that results agree to the last bits: a low-precision op computes in f32 and rounds
-once at its end; scalars of add, sub, mul and div stay in the wider dtype, those of other ops are rounded first.
+once at its end; scalars of mul and div stay in the wider dtype, those of other ops are rounded first.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ def add(name: str, *, swap: bool = False) -> Rule:
                 y = b.let("mul", (y, _scalar(b, alpha, y)))
             return b.let(name, (x, y))
 
-        return elementwise(low, n, n.args[:2], formula, opmath=True)
+        # ATen's CPU kernels take the scalar of a sum in the tensors' dtype, its CUDA kernels in f32
+        return elementwise(low, n, n.args[:2], formula, opmath=ops.tensor(n).device.type != "cpu")
 
     return rule
 

@@ -53,10 +53,10 @@ def _value_problem(node: Node) -> str | None:
 
 
 def _gives_value(node: Node) -> bool:
-    """False for an op that gives no tensor, and for an input that nothing reads."""
+    """False for an op that gives no tensor, an input that nothing reads, and higher-order ops: torch makes some without."""
     if node.op == "placeholder":
         return bool(node.users)
-    return not isinstance(node.target, OpOverload) or _any_tensor(node.target)
+    return isinstance(node.target, OpOverload) and _any_tensor(node.target)
 
 
 def _notes_problem(node: Node) -> str | None:

@@ -376,6 +376,7 @@ def copy_into(gm: GraphModule, web: Web, unit: Unit, home: Unit) -> None:
         with gm.graph.inserting_before(n.next):
             clones[n] = gm.graph.node_copy(n, lambda x: clones.get(x, x))
         web.order[clones[n]] = web.order[n]
+    made = list(clones.values())
     for reader in compute:
         for arg in reader.all_input_nodes:
             if value_of(arg)[0] in clones:
@@ -386,7 +387,7 @@ def copy_into(gm: GraphModule, web: Web, unit: Unit, home: Unit) -> None:
             web.readers[v].discard(home.id)
     web.units[unit.id].succs.discard(home.id)
     home.preds.discard(unit.id)
-    home.nodes = sorted([*clones.values(), *home.nodes], key=web.order.__getitem__)
+    home.nodes = sorted([*made, *home.nodes], key=web.order.__getitem__)
     for v, shuffled in unit.reads.items():
         read(web, home, v, shuffled)
     home.makes += [clones[v] for v in unit.makes]

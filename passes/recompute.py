@@ -69,10 +69,10 @@ class Joint:
     forward: dict[str, Node]
     """Name -> node, in order."""
     backward: dict[Node, int]
-    """Node -> how many ops of ATen stand one after the other before it: nodes with equal counts may share a kernel."""
+    """Node -> how many ops of ATen stand between the tangents and it: nodes with equal counts may share a kernel."""
     returned: frozenset[Node]
     written: frozenset[Node]
-    """Whose storage the graph writes."""
+    """Whose storage the graph writes, or AOTAutograd after it."""
     root: dict[Node, Node]
     """Forward node -> the value whose storage it is, found through views."""
 
@@ -98,8 +98,28 @@ def read(gm: GraphModule) -> Joint:
             see_through = _is_transparent(node) and node not in returned
             root[node] = root[ops.operand(node, 0)] if see_through else node
     del backward[output]
-    written = frozenset(root.get(a, a) for n in nodes for a in _written(n))
+    _place_constants(backward)
+    written = frozenset(root.get(a, a) for n in nodes for a in _written(n)) | _written_later(gm)
     return Joint(forward, backward, returned, written, root)
+
+
+def _place_constants(backward: dict[Node, int]) -> None:
+    """What depends on no tangent runs when it is first needed."""
+    moving = {n for n in backward if n.op == "placeholder"}
+    for node in backward:
+        if any(a in moving for a in node.all_input_nodes):
+            moving.add(node)
+    for node in reversed(backward):
+        users = [backward[u] for u in node.users if u in backward]
+        if node not in moving and users:
+            backward[node] = min(users)
+
+
+def _written_later(gm: GraphModule) -> frozenset[Node]:
+    """Inputs to which AOTAutograd copies a result once the forward has run."""
+    described = gm.graph.output_node().meta.get("desc") or ()
+    inputs = [d.mutated_input for d in described if hasattr(d, "mutated_input")]
+    return frozenset(n for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("desc") in inputs)
 
 
 def extract(gm: GraphModule, joint: Joint | None = None) -> Problem:

@@ -300,10 +300,12 @@ def test_boundary_of_the_forward() -> None:
     y = graph.call_function(torch.ops.aten.sin.default, (x,))
     g = graph.call_function(torch.ops.aten.mm.default, (t, y))
     h = graph.call_function(torch.ops.aten.mul.Tensor, (g, y))
-    graph.output((y, h))
-    for n in (x, t, y, g, h):
+    c = graph.call_function(torch.ops.aten.cos.default, (x,))  # reads no tangent: runs when it is needed
+    k = graph.call_function(torch.ops.aten.mul.Tensor, (h, c))
+    graph.output((y, k))
+    for n in (x, t, y, g, h, c, k):
         n.meta["val"] = torch.empty(4, 4)
     y.meta["partitioner_tag"] = "is_forward"
     joint = read(GraphModule(nn.Module(), graph))
-    assert list(joint.forward) == ["primals_1", "sin"]
-    assert {n.name: c for n, c in joint.backward.items()} == {"tangents_1": 0, "mm": 0, "mul": 1}
+    assert list(joint.forward) == ["primals_1", "sin_default"]
+    assert {n.name: c for n, c in joint.backward.items()} == {"tangents_1": 0, "mm_default": 0, "mul_tensor": 1, "cos_default": 1, "mul_tensor_1": 1}
