@@ -114,7 +114,9 @@ def _run(number: int, calls: Sequence[Call], kernels: dict[str, Kernel]) -> str:
     for i, c in enumerate(calls):
         k = kernels[c.kernel]
         if len(c.buffers) != len(k.buffers) or len(c.sizes) != len(k.sizes):
-            raise ValueError(f"call {i} of sequence {number}: {c.kernel} takes {len(k.buffers)} buffers, {len(k.sizes)} sizes")
+            raise ValueError(
+                f"call {i} of sequence {number}: {c.kernel} takes {len(k.buffers)} buffers, {len(k.sizes)} sizes"
+            )
         args = [f"({_pointer(b).strip()})buffers[{slot}]" for b, slot in zip(k.buffers, c.buffers)]
         args += [f"sizes[{slot}]" for slot in c.sizes]
         args += ["&fail"] if k.checks else []

@@ -116,7 +116,11 @@ def _mergeable(k: Kernel) -> tuple[Axis, Axis] | None:
     es = indices(k)
     fixed = counted(k)
     for outer, inner in permutations(k.axes, 2):
-        if fixed.isdisjoint((outer.name, inner.name)) and outer.reduce == inner.reduce and all(_one_walk(e, outer, inner) for e in es):
+        if (
+            fixed.isdisjoint((outer.name, inner.name))
+            and outer.reduce == inner.reduce
+            and all(_one_walk(e, outer, inner) for e in es)
+        ):
             return outer, inner
     return None
 

@@ -57,7 +57,9 @@ def _sum(e: Index, names: Names) -> str:
     if not e.is_Add:
         return _product(e, names)
     # Constants last and larger terms first: row * 768 + column + 16.
-    terms = sorted(e.args, key=lambda a: (a.could_extract_minus_sign(), a.is_Integer, not a.is_Mul, sympy.default_sort_key(a)))
+    terms = sorted(
+        e.args, key=lambda a: (a.could_extract_minus_sign(), a.is_Integer, not a.is_Mul, sympy.default_sort_key(a))
+    )
     out = _product(terms[0], names)
     for t in terms[1:]:
         negative = t.could_extract_minus_sign()
@@ -87,9 +89,9 @@ def _atom(e: Index, names: Names) -> str:
         return "(" + " * ".join([_atom(e.base, names)] * int(e.exp)) + ")"
     args = [_atom(a, names) for a in e.args]
     match type(e).__name__, args:
-        case ("FloorDiv" | "CleanDiv" | "IntTrueDiv" | "TruncDiv"), [a, b]:
+        case (("FloorDiv" | "CleanDiv" | "IntTrueDiv" | "TruncDiv"), [a, b]):
             return f"({a} / {b})"
-        case ("Mod" | "PythonMod"), [a, b]:
+        case (("Mod" | "PythonMod"), [a, b]):
             return f"({a} % {b})"
         case "ModularIndexing", [a, b, c]:
             return f"({a} % {c})" if b == "1" else f"({a} / {b} % {c})"
@@ -97,7 +99,7 @@ def _atom(e: Index, names: Names) -> str:
             return f"(({a} + {b} - 1) / {b})"
         case "CeilToInt" | "FloorToInt" | "Identity" | "ToInt", [a]:
             return a
-        case ("floor" | "ceiling"), [_] if (whole := _fraction(e, names)) is not None:
+        case (("floor" | "ceiling"), [_]) if (whole := _fraction(e, names)) is not None:
             return whole
         case "Max", _:
             return reduce(lambda x, y: f"imax({x}, {y})", args)

@@ -246,7 +246,9 @@ class Nest:
             for g in groups:
                 self._store_vector(number, s, index, g)
         elif self.vector(self.let[s.value]):
-            raise ValueError(f"kernel {self.k.name}: {s.buffer}[{s.index}] gets a value that varies with {self.s.vector}")
+            raise ValueError(
+                f"kernel {self.k.name}: {s.buffer}[{s.index}] gets a value that varies with {self.s.vector}"
+            )
         else:
             place, value = self._place(index, Lanes(0)), self.value(s.value, Lanes(0))
             plain = dtype in ("f32", "f64", "i64", "b1")

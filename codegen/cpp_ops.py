@@ -35,7 +35,14 @@ IDENTITY = {
     ("min", "f32"): "INF", ("min", "f64"): "__builtin_inf()", ("min", "i64"): "9223372036854775807L",
     ("any", "b1"): "false", ("all", "b1"): "true", ("any", "i64"): "0L", ("all", "i64"): "-1L",
 }  # fmt: skip
-FOLD = {"sum": "fold_sum", "prod": "fold_prod", "max": "fold_max", "min": "fold_min", "any": "fold_or", "all": "fold_and"}
+FOLD = {
+    "sum": "fold_sum",
+    "prod": "fold_prod",
+    "max": "fold_max",
+    "min": "fold_min",
+    "any": "fold_or",
+    "all": "fold_and",
+}
 
 
 def combine(kind: str, a: str, b: str) -> str:
@@ -55,7 +62,8 @@ def combine(kind: str, a: str, b: str) -> str:
 
 def const(value: Attr, dtype: str) -> str:
     """The number as a literal that reads back the same."""
-    assert isinstance(value, (int, float, bool)) or hasattr(value, "__float__")
+    if value is None or isinstance(value, (str, tuple)):
+        raise ValueError(f"not a constant: {value!r}")
     match dtype:
         case "b1":
             return "true" if value else "false"
@@ -63,7 +71,9 @@ def const(value: Attr, dtype: str) -> str:
             number = int(value)
             if not -(2**63) < number < 2**63:
                 number = (number + 2**63) % 2**64 - 2**63
-            return "(-9223372036854775807L - 1)" if number == -(2**63) else f"{number}L" if number >= 0 else f"({number}L)"
+            return (
+                "(-9223372036854775807L - 1)" if number == -(2**63) else f"{number}L" if number >= 0 else f"({number}L)"
+            )
         case "f64":
             return _float(float(value), repr(float(value)), "", "__builtin_inf()")
         case _:
@@ -122,7 +132,7 @@ def apply(op: str, args: list[str], attr: Attr, dtype: str, of: str, vector: boo
             return _compare(COMPARE[op], a, b, of, vector)
         case _, [a, b] if op in BITWISE:
             return f"{a} {BITWISE[op]} {b}"
-        case ("max" | "min"), [a, b] if dtype == "b1":
+        case (("max" | "min"), [a, b]) if dtype == "b1":
             return f"{a} {'|' if op == 'max' else '&'} {b}"
         case _ if op in CALLS:
             return f"{CALLS[op]}({', '.join(args)})"

@@ -158,7 +158,9 @@ def _kept(k: Kernel, along: Axis | None) -> frozenset[str]:
     if n is None or n * 4 > SCRATCH:
         return frozenset()
     plan = [p for p in passes(k) if p[0] or p[1]]
-    uses = Counter(v.name for p in plan for v in closure(k, pass_roots(k, p))[0] if v.op in HEAVY and along.name in v.axes)
+    uses = Counter(
+        v.name for p in plan for v in closure(k, pass_roots(k, p))[0] if v.op in HEAVY and along.name in v.axes
+    )
     candidates = frozenset(name for name, count in uses.items() if count > 1)
     kept: frozenset[str] = frozenset()
     made: frozenset[str] = frozenset()

@@ -108,7 +108,14 @@ def _place(k: Kernel) -> Index:
 
 
 def _chunked(
-    k: Kernel, axis: Axis, length: int, number: int, reductions: list[Let], found: dict[str, Let], place: Index, points: Index
+    k: Kernel,
+    axis: Axis,
+    length: int,
+    number: int,
+    reductions: list[Let],
+    found: dict[str, Let],
+    place: Index,
+    points: Index,
 ) -> tuple[Kernel, Axis]:
     """The kernel that makes the parts of some reductions, and the axis that counts them, as one to reduce."""
     lets, ends = closure(k, pass_roots(k, (reductions, [])))
@@ -179,4 +186,3 @@ def _with(k: Kernel, name: str, lets: list[Let], stores: tuple[Store, ...], new:
     kept = {b.name for b in (*old, *new)}
     loaded = tuple(Buffer(v.access[0], v.dtype) for v in loads if v.access[0] not in kept)
     return replace(k, name=name, lets=tuple(lets), stores=stores, buffers=(*old, *new, *loaded), origin="")
-

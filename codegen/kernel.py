@@ -34,7 +34,7 @@ import sympy
 
 Index: TypeAlias = sympy.Expr
 Role = Literal["in", "out", "inout"]
-Attr: TypeAlias = None | str | int | float | bool | sympy.Expr | tuple[str, sympy.Expr]
+Attr: TypeAlias = str | int | float | bool | sympy.Expr | tuple[str, sympy.Expr] | None
 
 COMPUTE: Mapping[str, str] = {
     "f32": "f32", "bf16": "f32", "f16": "f32", "f64": "f64",

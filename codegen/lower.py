@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from dsc import domain, ops
-from dsc.codegen import indexing, kernel
+from dsc.codegen import indexing
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE, Axis, Buffer, Kernel, Let, Store
 from dsc.domain import Extent, Space, product, runs_over, same, shape
@@ -65,7 +65,8 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.axes = tuple(
-            Axis(f"{'r' if d.reduce else 'p'}{i}", sympy.sympify(d.extent), d.reduce) for i, d in enumerate(self.space.dims)
+            Axis(f"{'r' if d.reduce else 'p'}{i}", sympy.sympify(d.extent), d.reduce)
+            for i, d in enumerate(self.space.dims)
         )
         self.symbols = tuple(sympy.Symbol(a.name, integer=True, nonnegative=True) for a in self.axes)
         self.ranges = {s: d.extent for s, d in zip(self.symbols, self.space.dims)}
@@ -132,7 +133,7 @@ class Builder:
     def rounded(self, v: str, dtype: str) -> str:
         """To the values of a storage dtype."""
         v = self.cast(v, COMPUTE[dtype])
-        if dtype not in LOW and dtype not in NARROW or self.exact.get(v) == dtype:
+        if (dtype not in LOW and dtype not in NARROW) or self.exact.get(v) == dtype:
             return v
         out = self.let("round", (v,), dtype, COMPUTE[dtype])
         self.exact[out] = dtype
@@ -299,7 +300,9 @@ def lower(
         origin,
     )
     check_nest(made)
-    return Bound(collapse(drop_unread(made)), tuple(n for n in build.buffers if _read(made, build.buffers[n])) + tuple(outputs))
+    return Bound(
+        collapse(drop_unread(made)), tuple(n for n in build.buffers if _read(made, build.buffers[n])) + tuple(outputs)
+    )
 
 
 def _read(k: Kernel, buffer: str) -> bool:

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from dsc import domain, ops
 from dsc.codegen.indexing import Index
-from dsc.codegen.kernel import COMPUTE, COMPARISONS
+from dsc.codegen.kernel import COMPARISONS, COMPUTE
 from dsc.codegen.lower import Builder, Lowering, Rule, Unlowerable, Value, size
 from dsc.domain import Extent, shape
 
@@ -64,7 +64,7 @@ def elementwise(
         for v in values:
             x = v.at(broadcast(index, v.shape))
             scalar = rank > 0 and not v.shape
-            if scalar and opmath or v.dtype == common:
+            if (scalar and opmath) or v.dtype == common:
                 taken.append(b.cast(x, COMPUTE[common]))
             else:
                 taken.append(b.rounded(x, common))
@@ -237,7 +237,7 @@ def _scalar(b: Builder, x: object, like: str) -> str:
 
 
 def with_value(formula: Formula) -> Rule:
-    """addcmul and addcdiv: a keyword ``value``."""
+    """Addcmul and addcdiv: a keyword ``value``."""
 
     def rule(low: Lowering, n: Node) -> Value:
         value = n.kwargs.get("value", 1)
@@ -380,7 +380,9 @@ def fill(low: Lowering, n: Node) -> Value:
     elif name.startswith(("ones", "new_ones")):
         number = 1
     else:
-        number = n.args[0] if name == "scalar_tensor.default" else n.args[2] if name == "new_full.default" else n.args[1]
+        number = (
+            n.args[0] if name == "scalar_tensor.default" else n.args[2] if name == "new_full.default" else n.args[1]
+        )
     b = low.build
     if not isinstance(number, (int, float)):
         e = size(number)

@@ -76,7 +76,7 @@ def reduction(kind: str, *, keep: int | None = 2, mean: bool = False) -> Rule:
 
 
 def _spread(low: Lowering, n: Node, at_root: bool) -> tuple[Value, ...]:
-    """var or std, and the mean: corrected by ``correction``."""
+    """Var or std, and the mean: corrected by ``correction``."""
     x, b = low.of(n.args[0]), low.build
     row = Row(low, n, x)
     correction = n.kwargs.get("correction")
@@ -216,7 +216,7 @@ def layer_norm(low: Lowering, n: Node) -> tuple[Value, ...]:
 
 
 def layer_norm_backward(low: Lowering, n: Node) -> tuple[Value, ...]:
-    """dx (reduces rows), or dweight and dbias (reduce over rows): ``canonicalize`` asks for one or the other."""
+    """Dx (reduces rows), or dweight and dbias (reduce over rows): ``canonicalize`` asks for one or the other."""
     g, x, mean, rstd = (low.of(n.args[i]) for i in (0, 1, 3, 4))
     weight = None if n.args[5] is None else low.of(n.args[5])
     b, row = low.build, Row(low, n, x)
@@ -249,8 +249,10 @@ def layer_norm_backward(low: Lowering, n: Node) -> tuple[Value, ...]:
     dtypes = [g.dtype if v is None else ops.SHORT[v.dtype] for v in n.meta["val"]]
     if any(d != g.dtype for d in dtypes):
         raise Unlowerable("gradients of several dtypes")
-    return Value(x.shape, g.dtype, dx), Value(x.shape[rank - inner :], g.dtype, dweight), Value(
-        x.shape[rank - inner :], g.dtype, dbias
+    return (
+        Value(x.shape, g.dtype, dx),
+        Value(x.shape[rank - inner :], g.dtype, dweight),
+        Value(x.shape[rank - inner :], g.dtype, dbias),
     )
 
 
@@ -315,7 +317,9 @@ def batch_norm_backward(low: Lowering, n: Node) -> tuple[Value, ...]:
         inv = inverse.at((c,))
         away = b.let("sub", (x.at(index), mean.at((c,))))
         slope = b.let("mul", (b.let("mul", (b.let("div", (dot, row.n())), inv)), inv))
-        centred = b.let("sub", (b.let("sub", (g.at(index), b.let("mul", (away, slope)))), b.let("div", (total, row.n()))))
+        centred = b.let(
+            "sub", (b.let("sub", (g.at(index), b.let("mul", (away, slope)))), b.let("div", (total, row.n())))
+        )
         v = b.let("mul", (centred, inv))
         return b.result(v if weight is None else b.let("mul", (v, weight.at((c,)))), x.dtype)
 
@@ -348,7 +352,9 @@ def logsumexp(low: Lowering, n: Node) -> Value:
         v = x.at(row.along(index if kept else unreduce(index, row.dims, len(x.shape))))
         top = b.reduce("max", v)
         # an infinite maximum would make inf - inf of it
-        finite = b.let("where", (b.let("eq", (b.let("abs", (top,)), num(b, float("inf"), top)), dtype="b1"), num(b, 0, top), top))
+        finite = b.let(
+            "where", (b.let("eq", (b.let("abs", (top,)), num(b, float("inf"), top)), dtype="b1"), num(b, 0, top), top)
+        )
         total = b.reduce("sum", b.let("exp", (b.let("sub", (v, finite)),)))
         return b.result(b.let("add", (b.let("log", (total,)), finite)), result)
 

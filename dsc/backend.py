@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 from dsc import kernels, link, manager, passlist, text
 from dsc import options as opt
 from dsc import target as targets
+from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Report
 from dsc.options import Options
-from dsc.program import Compilation
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
 from dsc.target import Target

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -17,7 +18,7 @@ from torch.fx import Node
 from dsc import ops
 from dsc.torch_shim import sym_expr
 
-Extent = int | sympy.Expr
+Extent: TypeAlias = int | sympy.Expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,9 @@ def _cpp_launch(run: Callable[[object, object], int], sequence: Sequenced) -> La
     return launch
 
 
-def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequenced], on_gpu: bool) -> tuple[list[Launch], str]:
+def triton_launches(
+    kernels: Sequence[Kernel], sequences: Sequence[Sequenced], on_gpu: bool
+) -> tuple[list[Launch], str]:
     """As ``cpp_launches``; on CPU tensors through Triton's interpreter (slow, to check kernels)."""
     prepared, sources = {}, []
     for k in kernels:

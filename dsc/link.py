@@ -61,7 +61,9 @@ def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, 
 
 
 def build_launches(writer: Writer, options: Options) -> tuple[list[kernels.Launch], str]:
-    distinct = list({b.kernel.name: b.kernel for b in writer.bound.values() if b.kernel.name in writer.launched}.values())
+    distinct = list(
+        {b.kernel.name: b.kernel for b in writer.bound.values() if b.kernel.name in writer.launched}.values()
+    )
     if not distinct:
         return [], ""
     emitter = kernels.emitter(options, writer.device)
@@ -112,9 +114,7 @@ class Writer:
         self.escaping = self._escaping()
         self.real = self._real()
         self.names = _names(self.gm.graph.nodes)
-        self.device = next(
-            (ops.tensor(n).device for b in self.bound.values() for n in b.nodes), torch.device("cpu")
-        )
+        self.device = next((ops.tensor(n).device for b in self.bound.values() for n in b.nodes), torch.device("cpu"))
 
     # --- what is needed where ------------------------------------------------------------------------------------------
 
@@ -176,7 +176,9 @@ class Writer:
         text = self.bindings[symbol]
         line = f"{symbol} = {text}"
         if text != symbol and line not in self.lines and line not in self.head:
-            (self.head if not self.sequences and not self.pending.calls and not self.aten_calls else self.lines).append(line)
+            (self.head if not self.sequences and not self.pending.calls and not self.aten_calls else self.lines).append(
+                line
+            )
 
     def expect(self, n: Node) -> None:
         """ATen results may come with other strides than the trace foresaw: kernels get what they were made for."""
@@ -229,7 +231,9 @@ class Writer:
         else:
             replay, arguments = self.replay(p.checked)
             self.lines.append(f"if {name}(({tensors}), ({sizes})):  # {titles}")
-            self.lines.append(f"    {replay}({', '.join(arguments)})  # an index out of range: ATen raises its own error")
+            self.lines.append(
+                f"    {replay}({', '.join(arguments)})  # an index out of range: ATen raises its own error"
+            )
         self.lines += p.after
 
     def replay(self, step: Step) -> tuple[str, list[str]]:
@@ -343,7 +347,9 @@ class Writer:
     # --- the program -----------------------------------------------------------------------------------------------------
 
     def program(self, launches: Sequence[kernels.Launch], code: str, arenas: pool.Pool) -> Program:
-        symbols = sorted({s.name for x in self.slots for e in (*x.shape, *x.stride) for s in sympy.sympify(e).free_symbols})
+        symbols = sorted(
+            {s.name for x in self.slots for e in (*x.shape, *x.stride) for s in sympy.sympify(e).free_symbols}
+        )
         late = [s for s in symbols if f"{s} = {self.bindings.get(s)}" not in self.head and self.bindings.get(s) != s]
         if late:  # sizes that only show while the program runs cannot be planned before it
             raise AssertionError(f"pooled buffer with run-time size {late}")
@@ -361,7 +367,9 @@ class Writer:
         head = ["def call(args):", f"    {inputs.rstrip() or '()'} = args", "    args.clear()"]
         source = "\n".join([*head, *(f"    {x}" for x in body)]) + "\n"
         distinct = {b.kernel.name: b.kernel for b in self.bound.values() if b.kernel.name in self.launched}
-        return Program(source, namespace, tuple(self.slots), tuple(symbols), tuple(distinct.values()), code, self.numbers())
+        return Program(
+            source, namespace, tuple(self.slots), tuple(symbols), tuple(distinct.values()), code, self.numbers()
+        )
 
     def numbers(self) -> dict[str, float]:
         return {
@@ -382,7 +390,10 @@ def _device(d: torch.device) -> str:
 
 
 def _names(nodes: Iterable[Node]) -> dict[Node, str]:
-    return {n: f"{n.name}_" if keyword.iskeyword(n.name) or n.name in ("aten", "torch", "math", "device") else n.name for n in nodes}
+    return {
+        n: f"{n.name}_" if keyword.iskeyword(n.name) or n.name in ("aten", "torch", "math", "device") else n.name
+        for n in nodes
+    }
 
 
 def _attribute(gm: GraphModule, path: str) -> Any:

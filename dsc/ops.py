@@ -13,7 +13,9 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
-Kind = Literal["pointwise", "reduction", "rowwise", "create", "view", "item", "matmul", "collective", "random", "opaque"]
+Kind = Literal[
+    "pointwise", "reduction", "rowwise", "create", "view", "item", "matmul", "collective", "random", "opaque"
+]
 """``rowwise`` reduces inside and gives full rows back (softmax, norms); ``item`` picks one of several results."""
 
 SHORT: Mapping[torch.dtype, str] = {
@@ -97,7 +99,9 @@ _MATMUL = frozenset(
     "_scaled_mm.default linear.default matmul.default".split()
 )
 
-_WIDE = frozenset("exp.default log.default pow.Tensor_Scalar pow.Tensor_Tensor erf.default".split()) | _REDUCTION | _ROWWISE
+_WIDE = (
+    frozenset("exp.default log.default pow.Tensor_Scalar pow.Tensor_Tensor erf.default".split()) | _REDUCTION | _ROWWISE
+)
 _EXACT = _VIEW | _CREATE | frozenset("clone.default relu.default neg.default where.self".split())
 
 
@@ -317,7 +321,13 @@ def _copy_dtype(node: Node) -> str | None:
     source, target = tensor(operand(node, 0)), tensor(node)
     if source.device != target.device:
         return "moves between devices"
-    if source.dtype.is_floating_point and target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+    if source.dtype.is_floating_point and target.dtype in (
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    ):
         return "float to integer is undefined out of range: ATen decides"
     return None
 
@@ -483,7 +493,11 @@ def why_not_fused(node: Node) -> str | None:
         floats = [a for i, a in enumerate(node.args) if isinstance(a, Node) and i not in index]
         if any(isinstance(value(a), torch.Tensor) and tensor(a).dtype not in _FLOATS for a in floats):
             return "not floating point"
-        if isinstance(results[0], torch.Tensor) and results[0].dtype not in _FLOATS and name not in ("isnan.default", "isinf.default"):
+        if (
+            isinstance(results[0], torch.Tensor)
+            and results[0].dtype not in _FLOATS
+            and name not in ("isnan.default", "isinf.default")
+        ):
             return "not floating point"
     reason = _REASONS.get(name)
     return reason(node) if reason else None
@@ -507,13 +521,23 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
             dims = (1,)
         case "_softmax_backward_data.default" | "_log_softmax_backward_data.default":
             dims = node.args[2]
-        case "sum.default" | "mean.default" | "prod.default" | "any.default" | "all.default" | "max.default" | "min.default":
+        case (
+            "sum.default"
+            | "mean.default"
+            | "prod.default"
+            | "any.default"
+            | "all.default"
+            | "max.default"
+            | "min.default"
+        ):
             dims = everything
         case "mse_loss.default":
             dims = everything
         case _:
             dims = node.args[1] if len(node.args) > 1 else None
-    if dims is None or (isinstance(dims, Sequence) and not dims and name not in ("native_layer_norm_backward.default",)):
+    if dims is None or (
+        isinstance(dims, Sequence) and not dims and name not in ("native_layer_norm_backward.default",)
+    ):
         dims = everything
     chosen = (dims,) if isinstance(dims, int) else tuple(dims)  # type: ignore[arg-type]
     return tuple(sorted({d % x.dim() for d in chosen})) if x.dim() else ()

@@ -10,7 +10,6 @@ import torch
 
 from dsc.codegen.kernel import Kernel
 from dsc.domain import Extent
-from dsc.manager import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +40,3 @@ class Program:
     """The emitted C++ or Triton of all kernels."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """kernels (launched), distinct_kernels, aten_calls, bytes (moved by all of them), pool_bytes."""
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """What ``options["on_compile"]`` is called with, once a graph."""
-
-    kind: str
-    """forward, backward or inference."""
-    program: Program
-    reports: tuple[tuple[str, Report], ...]
-    text: str
-    """Canonical text of the graph after all passes."""
-    seconds: float
-
-    @property
-    def numbers(self) -> Mapping[str, float]:
-        return self.program.numbers

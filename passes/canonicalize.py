@@ -54,7 +54,15 @@ class Rewriter:
 
     def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         node = self.gm.graph.call_function(target, args, kwargs)
-        for key in ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute", "ac_graph_id", "autograd_backward"):
+        for key in (
+            "stack_trace",
+            "nn_module_stack",
+            "seq_nr",
+            "partitioner_tag",
+            "recompute",
+            "ac_graph_id",
+            "autograd_backward",
+        ):
             if key in like.meta:
                 node.meta[key] = like.meta[key]
         fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])

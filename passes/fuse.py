@@ -446,5 +446,7 @@ def mark(web: Web) -> Iterable[Remark]:
             set_notes(n, replace(notes(n), group=name))
         wanted = sum(web.outside(v, {unit.id}) for v in unit.makes)
         yield Remark(
-            computed[0].name, "did", f"{len(computed)} nodes into {name} over {unit.space}: {wanted} results, {moved(web, unit)} bytes"
+            computed[0].name,
+            "did",
+            f"{len(computed)} nodes into {name} over {unit.space}: {wanted} results, {moved(web, unit)} bytes",
         )

@@ -37,8 +37,15 @@ class Make:
 
     def let(self, op: str, *args: str, attr: object = None, dtype: str | None = None) -> str:
         of = {v.name: v for v in self.lets}
-        names = {s.name for e in (attr if isinstance(attr, tuple) else (attr,)) if isinstance(e, sympy.Expr) for s in e.free_symbols}
-        axes = frozenset(n for n in names if n in self.axes).union(*(of[a].axes for a in args), *(of[n].axes for n in names if n in of))
+        names = {
+            s.name
+            for e in (attr if isinstance(attr, tuple) else (attr,))
+            if isinstance(e, sympy.Expr)
+            for s in e.free_symbols
+        }
+        axes = frozenset(n for n in names if n in self.axes).union(
+            *(of[a].axes for a in args), *(of[n].axes for n in names if n in of)
+        )
         if op == "reduce":
             axes = frozenset(a for a in axes if not isinstance(self.axes[a], tuple))
         if dtype is None:
@@ -72,9 +79,17 @@ class Make:
 
     def done(self) -> Kernel:
         axes = tuple(
-            Axis(n, sympy.sympify(e[1]), True) if isinstance(e, tuple) else Axis(n, sympy.sympify(e)) for n, e in self.axes.items()
+            Axis(n, sympy.sympify(e[1]), True) if isinstance(e, tuple) else Axis(n, sympy.sympify(e))
+            for n, e in self.axes.items()
         )
-        return Kernel(self.name, axes, tuple(self.buffers.values()), tuple(self.lets), tuple(self.stores), f"{self.name} = by hand")
+        return Kernel(
+            self.name,
+            axes,
+            tuple(self.buffers.values()),
+            tuple(self.lets),
+            tuple(self.stores),
+            f"{self.name} = by hand",
+        )
 
 
 def make(name: str, **axes: object) -> Make:
@@ -137,7 +152,10 @@ def _reduce(kind: str, x: torch.Tensor, dims: list[int]) -> torch.Tensor:
             return (x.amax if kind == "max" else x.amin)(dims, keepdim=True)
         case "max" | "min":
             limit = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
-            worst = {"max": float("-inf") if x.is_floating_point() else limit.min, "min": float("inf") if x.is_floating_point() else limit.max}
+            worst = {
+                "max": float("-inf") if x.is_floating_point() else limit.min,
+                "min": float("inf") if x.is_floating_point() else limit.max,
+            }
             return torch.full([1 if i in dims else n for i, n in enumerate(x.shape)], worst[kind], dtype=x.dtype)
         case _:
             f = {"prod": torch.prod, "any": torch.any, "all": torch.all}[kind]
@@ -233,5 +251,12 @@ def verify(
         assert (memory[:GUARD] == 0x5A).all(), f"{name}: wrote before {b.name}"
         assert (memory[len(memory) - GUARD :] == 0x5A).all(), f"{name}: wrote after {b.name}"
         close = {"bf16": 1e-2, "f16": 2e-3, "f64": 1e-12}.get(b.dtype, tol)
-        torch.testing.assert_close(got, want[b.name], rtol=close, atol=close, equal_nan=True, msg=lambda m, b=b: f"{name} {sizes} {b.name}: {m}")
+        torch.testing.assert_close(
+            got,
+            want[b.name],
+            rtol=close,
+            atol=close,
+            equal_nan=True,
+            msg=lambda m, b=b: f"{name} {sizes} {b.name}: {m}",
+        )
     return {n: t for n, (_, t) in held.items()}

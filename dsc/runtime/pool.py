@@ -37,7 +37,9 @@ def pack(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> Layout:
     placed: list[int] = []
     for i in order:
         alive = sorted(
-            (offsets[j], offsets[j] + sizes[j]) for j in placed if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1]
+            (offsets[j], offsets[j] + sizes[j])
+            for j in placed
+            if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1]
         )
         at = 0
         for start, end in alive:
@@ -128,7 +130,9 @@ def _nbytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
     return -(-span * dtype.itemsize // ALIGN) * ALIGN
 
 
-def _lay(block: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+def _lay(
+    block: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
     empty = torch.empty(0, dtype=dtype, device=block.device)
     return empty.set_(block.untyped_storage(), offset // dtype.itemsize, tuple(shape), tuple(stride))
 

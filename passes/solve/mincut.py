@@ -61,7 +61,7 @@ def solve(problem: Problem) -> Plan:
         if v.name not in needed:
             continue
         forced = v.name in required or v.save == 0
-        if (forced if v.name not in redo else redo[v.name] == 0 and free.issuperset(v.deps)):
+        if forced if v.name not in redo else redo[v.name] == 0 and free.issuperset(v.deps):
             free.add(v.name)
     saved = {n for n in needed if n not in redo}
     open_values = [v for v in problem.values if v.name in needed and v.name not in free]

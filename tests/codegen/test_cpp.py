@@ -19,7 +19,26 @@ from dsc.codegen.kernel import COMPUTE, POINTWISE, Kernel, show
 i, j, k, r, q, N, M, K = sym("i j k r q N M K")
 FLOAT_OPS = ("sqrt", "rsqrt", "recip", "exp", "expm1", "exp2", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid",
              "floor", "ceil", "trunc", "rint", "neg", "abs")  # fmt: skip
-SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1e-38, 3.4e38, -3.4e38, 88.7, -88.7, -103.9, 0.5, 2.5, 1.5]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1e-45,
+    -1e-45,
+    1e-38,
+    3.4e38,
+    -3.4e38,
+    88.7,
+    -88.7,
+    -103.9,
+    0.5,
+    2.5,
+    1.5,
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +61,28 @@ def _map(op: str, dtype: str = "f32") -> Kernel:
 def maps(folder: Path) -> Unit:
     two = ("add", "sub", "mul", "div", "max", "min", "pow", "atan2", "lt", "le", "gt", "ge", "eq", "ne")
     ks = [_map(op, d) for op in (*FLOAT_OPS, *two, "fma", "isnan") for d in ("f32", "f64")]
-    ks += [_map(op, "i64") for op in ("add", "sub", "mul", "neg", "abs", "max", "min", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not")]
+    ks += [
+        _map(op, "i64")
+        for op in (
+            "add",
+            "sub",
+            "mul",
+            "neg",
+            "abs",
+            "max",
+            "min",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "eq",
+            "ne",
+            "and",
+            "or",
+            "xor",
+            "not",
+        )
+    ]
     ks += [_map(op, "b1") for op in ("and", "or", "xor", "not", "eq", "ne", "lt", "ge")]
     return unit(ks, folder)
 
@@ -79,9 +119,11 @@ def test_exact_limits(maps: Unit) -> None:
         x, y = torch.full((19,), at), torch.empty(19)
         maps(f"{op}_f32", {"x0": x, "y": y}, {"N": 19})
         torch.testing.assert_close(y, torch.full((19,), want), rtol=0, atol=0, equal_nan=True)
-        assert (torch.signbit(y) == math.copysign(1, want) * 1.0).all() or math.isnan(want) or (
-            torch.signbit(y) == (math.copysign(1, want) < 0)
-        ).all()
+        assert (
+            (torch.signbit(y) == math.copysign(1, want) * 1.0).all()
+            or math.isnan(want)
+            or (torch.signbit(y) == (math.copysign(1, want) < 0)).all()
+        )
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
@@ -117,7 +159,9 @@ def test_pointwise_integers(maps: Unit, n: int) -> None:
 
 def test_no_contraction(folder: Path) -> None:
     m = make("product_sum", i=1024)
-    m.out("y", "f32", i, m.let("add", m.let("mul", m.load("a", "f32", i), m.load("b", "f32", i)), m.load("c", "f32", i)))
+    m.out(
+        "y", "f32", i, m.let("add", m.let("mul", m.load("a", "f32", i), m.load("b", "f32", i)), m.load("c", "f32", i))
+    )
     a, b, c = torch.randn(3, 1024)
     y = torch.empty(1024)
     unit([m.done()], folder)("product_sum", {"a": a, "b": b, "c": c, "y": y})
@@ -144,7 +188,11 @@ def test_dtypes(folder: Path) -> None:
             m = make(f"cast_{source}_{target}", i=N)
             m.out("y", target, i, m.cast(m.load("x", source, i), target))
             ks.append(m.done())
-    for compute, targets in (("f32", ("bf16", "f16", "f32")), ("f64", ("bf16", "f16", "f32", "f64")), ("i64", ("i32", "i16", "i8", "u8", "i64"))):
+    for compute, targets in (
+        ("f32", ("bf16", "f16", "f32")),
+        ("f64", ("bf16", "f16", "f32", "f64")),
+        ("i64", ("i32", "i16", "i8", "u8", "i64")),
+    ):
         for target in targets:
             m = make(f"round_{compute}_{target}", i=N)
             m.out("y", compute, i, m.let("round", m.load("x", compute, i), attr=target))
@@ -191,7 +239,14 @@ def test_every_half_and_every_rounding(folder: Path, dtype: str) -> None:
     torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
     finite = wide[wide.isfinite()].sort().values
     between = (finite[1:].double() + finite[:-1].double()) / 2  # ties, and their neighbours
-    x = torch.cat([between.float(), torch.nextafter(between.float(), torch.tensor(math.inf)), torch.tensor(SPECIAL), torch.randn(999)])
+    x = torch.cat(
+        [
+            between.float(),
+            torch.nextafter(between.float(), torch.tensor(math.inf)),
+            torch.tensor(SPECIAL),
+            torch.randn(999),
+        ]
+    )
     y = torch.empty(len(x), dtype=TORCH[dtype])
     u("shrink", {"x": x, "y": y}, {"N": len(x)})
     torch.testing.assert_close(y, x.to(TORCH[dtype]), rtol=0, atol=0, equal_nan=True)
@@ -203,7 +258,12 @@ def test_every_half_and_every_rounding(folder: Path, dtype: str) -> None:
 
 # Reductions
 
-KINDS = {"f32": ("sum", "prod", "max", "min"), "f64": ("sum", "prod", "max", "min"), "i64": ("sum", "prod", "max", "min"), "b1": ("any", "all")}
+KINDS = {
+    "f32": ("sum", "prod", "max", "min"),
+    "f64": ("sum", "prod", "max", "min"),
+    "i64": ("sum", "prod", "max", "min"),
+    "b1": ("any", "all"),
+}
 SHAPES = [(1, 1), (3, 0), (0, 5), (2, 15), (3, 16), (1, 17), (5, 33), (2, 64), (3, 100), (17, 7), (2, 257)]
 
 
@@ -245,13 +305,21 @@ def test_reductions(reductions: Unit, shape: tuple[int, int]) -> None:
             if t.is_floating_point and kind in ("max", "min") and n * m:
                 data.reshape(-1)[n * m // 2] = math.nan
             verify(reductions, f"row_{kind}_{d}", {"x": data, "y": torch.zeros(n, dtype=t)}, {"N": n, "M": m}, tol=1e-5)
-            verify(reductions, f"column_{kind}_{d}", {"x": data, "y": torch.zeros(m, dtype=t)}, {"N": n, "M": m}, tol=1e-5)
+            verify(
+                reductions, f"column_{kind}_{d}", {"x": data, "y": torch.zeros(m, dtype=t)}, {"N": n, "M": m}, tol=1e-5
+            )
     verify(reductions, "full_sum", {"x": torch.randn(n, m), "y": torch.zeros(1)}, {"N": n, "M": m}, tol=1e-5)
     verify(reductions, "count", {"y": torch.zeros(n)}, {"N": n, "M": m})
     for c in (1, 3, 20):
         x = torch.randn(n, c, m)
         if x.numel():
-            verify(reductions, "batch", {"x": x, "var": torch.zeros(c), "y": torch.zeros_like(x)}, {"N": n, "M": c, "K": m}, tol=1e-4)
+            verify(
+                reductions,
+                "batch",
+                {"x": x, "var": torch.zeros(c), "y": torch.zeros_like(x)},
+                {"N": n, "M": c, "K": m},
+                tol=1e-4,
+            )
 
 
 def test_infinite_sums(reductions: Unit) -> None:
@@ -266,7 +334,11 @@ def test_infinite_sums(reductions: Unit) -> None:
 def test_long_sums_are_accurate(reductions: Unit) -> None:
     x = torch.rand(1 << 20)
     exact = x.double().sum()
-    for name, sizes in (("row_sum_f32", (1, 1 << 20)), ("column_sum_f32", (1 << 20, 1)), ("full_sum", (1 << 10, 1 << 10))):
+    for name, sizes in (
+        ("row_sum_f32", (1, 1 << 20)),
+        ("column_sum_f32", (1 << 20, 1)),
+        ("full_sum", (1 << 10, 1 << 10)),
+    ):
         y = torch.empty(1)
         reductions(name, {"x": x, "y": y}, {"N": sizes[0], "M": sizes[1]})
         assert abs(y.double() - exact) <= 2e-7 * exact
@@ -384,11 +456,28 @@ def nothing(name: str) -> Kernel:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Unit:
-    ks = [softmax("softmax", N, M), softmax("softmax_100", 7, 100), softmax("softmax_bf16", 5, 64, "bf16"), softmax("softmax_1", 6, 1)]
+    ks = [
+        softmax("softmax", N, M),
+        softmax("softmax_100", 7, 100),
+        softmax("softmax_bf16", 5, 64, "bf16"),
+        softmax("softmax_1", 6, 1),
+    ]
     ks += [softmax("softmax_long", 2, 70000), layer_norm("norm", N, M), layer_norm("norm_96", 9, 96)]
     ks += [cross_entropy_in_place("loss", N, M), cross_entropy_in_place("loss_50", 6, 50)]
-    ks += [embedding("embed", "f32"), embedding("embed_bf16", "bf16"), embedding("embed_f64", "f64"), lookup("lookup"), scatter("scatter")]
-    ks += [permuted("permuted"), views("views"), nothing("nothing"), weight_gradient("dw", N, M), weight_gradient("dw_300", 300, 80)]
+    ks += [
+        embedding("embed", "f32"),
+        embedding("embed_bf16", "bf16"),
+        embedding("embed_f64", "f64"),
+        lookup("lookup"),
+        scatter("scatter"),
+    ]
+    ks += [
+        permuted("permuted"),
+        views("views"),
+        nothing("nothing"),
+        weight_gradient("dw", N, M),
+        weight_gradient("dw_300", 300, 80),
+    ]
     ks += [column_softmax("column_softmax", N, M), column_softmax("column_softmax_33", 33, 33)]
     ks += [transposed(f"turn_{d}", N, M, d) for d in ("f32", "bf16", "f64")] + [transposed("turn_fixed", 48, 37, "f32")]
     b = make("broadcast", i=N, j=M)
@@ -396,7 +485,12 @@ def whole(folder: Path) -> Unit:
     b.out("z", "f32", M * i + j, b.load("s", "f32", i))
     ks.append(b.done())
     b = make("causal", i=N, j=M)
-    b.out("y", "f32", M * i + j, b.let("where", b.let("le", b.index(j), b.index(i)), b.load("x", "f32", M * i + j), b.const(-math.inf)))
+    b.out(
+        "y",
+        "f32",
+        M * i + j,
+        b.let("where", b.let("le", b.index(j), b.index(i)), b.load("x", "f32", M * i + j), b.const(-math.inf)),
+    )
     ks.append(b.done())
     return unit(ks, folder)
 
@@ -413,14 +507,31 @@ def test_whole_kernels_of_any_size(whole: Unit, shape: tuple[int, int]) -> None:
     verify(whole, "column_softmax", {"x": x, "y": torch.zeros_like(x)}, s)
     if m:
         row = {"mean": torch.zeros(n), "rstd": torch.zeros(n)}
-        verify(whole, "norm", {"x": x, "w": torch.randn(m), "b": torch.randn(m), "y": torch.zeros_like(x), **row}, s, tol=2e-5)
+        verify(
+            whole,
+            "norm",
+            {"x": x, "w": torch.randn(m), "b": torch.randn(m), "y": torch.zeros_like(x), **row},
+            s,
+            tol=2e-5,
+        )
         verify(whole, "loss", {"x": x, "t": torch.randint(0, m, (n,)), "loss": torch.zeros(n)}, s, tol=1e-5)
-    verify(whole, "dw", {"g": x, "x": x + 1, "mean": torch.randn(n), "rstd": torch.rand(n), "dw": torch.zeros(m), "db": torch.zeros(m)}, s, tol=1e-4)
+    verify(
+        whole,
+        "dw",
+        {"g": x, "x": x + 1, "mean": torch.randn(n), "rstd": torch.rand(n), "dw": torch.zeros(m), "db": torch.zeros(m)},
+        s,
+        tol=1e-4,
+    )
     verify(whole, "broadcast", {"x": x, "bias": torch.randn(m), "y": x * 0, "s": torch.randn(n), "z": x * 0}, s)
     verify(whole, "causal", {"x": x, "y": torch.zeros_like(x)}, s)
     for d in ("f32", "bf16", "f64"):
         t = TORCH[d]
-        data = {"x": torch.randn(m, n).to(t), "z": x.to(t), "y": torch.zeros(n, m, dtype=t), "w": torch.zeros(m, n, dtype=t)}
+        data = {
+            "x": torch.randn(m, n).to(t),
+            "z": x.to(t),
+            "y": torch.zeros(n, m, dtype=t),
+            "w": torch.zeros(m, n, dtype=t),
+        }
         verify(whole, f"turn_{d}", data, s)
     for c in (1, 4, 19):
         z = torch.randn(n, m, c)
@@ -428,17 +539,45 @@ def test_whole_kernels_of_any_size(whole: Unit, shape: tuple[int, int]) -> None:
 
 
 def test_whole_kernels_of_known_size(whole: Unit) -> None:
-    for name, n, m, dtype in (("softmax_100", 7, 100, "f32"), ("softmax_bf16", 5, 64, "bf16"), ("softmax_1", 6, 1, "f32"), ("softmax_long", 2, 70000, "f32")):
+    for name, n, m, dtype in (
+        ("softmax_100", 7, 100, "f32"),
+        ("softmax_bf16", 5, 64, "bf16"),
+        ("softmax_1", 6, 1, "f32"),
+        ("softmax_long", 2, 70000, "f32"),
+    ):
         x = torch.randn(n, m).to(TORCH[dtype])
         verify(whole, name, {"x": x, "y": torch.zeros_like(x)})
     x = torch.randn(9, 96)
-    verify(whole, "norm_96", {"x": x, "w": x[0].clone(), "b": x[1].clone(), "y": x * 0, "mean": torch.zeros(9), "rstd": torch.zeros(9)}, tol=2e-5)
-    verify(whole, "loss_50", {"x": torch.randn(6, 50), "t": torch.randint(0, 50, (6,)), "loss": torch.zeros(6)}, tol=1e-5)
+    verify(
+        whole,
+        "norm_96",
+        {"x": x, "w": x[0].clone(), "b": x[1].clone(), "y": x * 0, "mean": torch.zeros(9), "rstd": torch.zeros(9)},
+        tol=2e-5,
+    )
+    verify(
+        whole, "loss_50", {"x": torch.randn(6, 50), "t": torch.randint(0, 50, (6,)), "loss": torch.zeros(6)}, tol=1e-5
+    )
     g = torch.randn(300, 80)
-    verify(whole, "dw_300", {"g": g, "x": g + 1, "mean": torch.randn(300), "rstd": torch.rand(300), "dw": torch.zeros(80), "db": torch.zeros(80)}, tol=1e-4)
+    verify(
+        whole,
+        "dw_300",
+        {
+            "g": g,
+            "x": g + 1,
+            "mean": torch.randn(300),
+            "rstd": torch.rand(300),
+            "dw": torch.zeros(80),
+            "db": torch.zeros(80),
+        },
+        tol=1e-4,
+    )
     x = torch.randn(33, 33)
     verify(whole, "column_softmax_33", {"x": x, "y": x * 0})
-    verify(whole, "turn_fixed", {"x": torch.randn(37, 48), "z": torch.randn(48, 37), "y": torch.zeros(48, 37), "w": torch.zeros(37, 48)})
+    verify(
+        whole,
+        "turn_fixed",
+        {"x": torch.randn(37, 48), "z": torch.randn(48, 37), "y": torch.zeros(48, 37), "w": torch.zeros(37, 48)},
+    )
     verify(whole, "nothing", {"x": torch.randn(1), "y": torch.zeros(1)})
 
 
@@ -447,7 +586,12 @@ def test_indirect(whole: Unit, n: int) -> None:
     ids = torch.randint(0, 50, (n,))
     for d in ("f32", "bf16", "f64"):
         w = torch.randn(50, 24).to(TORCH[d])
-        verify(whole, f"embed{'' if d == 'f32' else '_' + d}", {"ids": ids, "w": w, "y": torch.zeros(n, 24, dtype=w.dtype)}, {"N": n, "M": 24, "K": 50})
+        verify(
+            whole,
+            f"embed{'' if d == 'f32' else '_' + d}",
+            {"ids": ids, "w": w, "y": torch.zeros(n, 24, dtype=w.dtype)},
+            {"N": n, "M": 24, "K": 50},
+        )
     verify(whole, "lookup", {"ids": ids, "w": torch.randn(50), "y": torch.zeros(n)}, {"N": n, "K": 50})
     verify(whole, "scatter", {"ids": torch.randperm(n), "x": torch.randn(n), "y": torch.zeros(n)}, {"N": n})
     verify(whole, "views", {"x": torch.randn(100), "y": torch.zeros(n)}, {"N": n})
@@ -461,7 +605,9 @@ def test_check_fails_and_reads_nothing_outside(whole: Unit, bad: int) -> None:
     w = torch.randn(50)
     assert whole("lookup", {"ids": ids, "w": w, "y": y}, {"N": 20, "K": 50}) == 1
     assert y[17] == w[0]
-    assert whole("lookup", {"ids": ids, "w": w, "y": y}, {"N": 17, "K": 50}) == 0, "lanes that do not count are not checked"
+    assert whole("lookup", {"ids": ids, "w": w, "y": y}, {"N": 17, "K": 50}) == 0, (
+        "lanes that do not count are not checked"
+    )
     table = torch.randn(50, 3)
     assert whole("embed", {"ids": ids, "w": table, "y": torch.zeros(20, 3)}, {"N": 20, "M": 3, "K": 50}) == 1
 
@@ -488,7 +634,12 @@ def test_random(folder: Path) -> None:
     offset = b.let("add", b.load("base", "i64", 0), b.index(i))
     b.out("y", "f32", i, b.let("random", seed, offset, attr="uniform", dtype="f32"))
     one = make("one")
-    one.out("y", "f32", 0, one.let("random", one.load("seed", "i64", 0), one.load("base", "i64", 0), attr="uniform", dtype="f32"))
+    one.out(
+        "y",
+        "f32",
+        0,
+        one.let("random", one.load("seed", "i64", 0), one.load("base", "i64", 0), attr="uniform", dtype="f32"),
+    )
     u = unit([b.done(), one.done()], folder)
     for s, base in ((0, 0), (123456789012345, 2**32 - 5), (-7, 2**40)):
         y = torch.empty(37)
@@ -503,7 +654,9 @@ def test_random(folder: Path) -> None:
 
 def test_sequence_stops_at_the_first_failure(folder: Path, compiler: str) -> None:
     ks = [softmax("soft", N, M), lookup("look")]
-    source = emit_unit(ks, [[Call("soft", (0, 1), (1, 0)), Call("look", (2, 3, 4), (2, 0)), Call("soft", (1, 0), (1, 0))]])
+    source = emit_unit(
+        ks, [[Call("soft", (0, 1), (1, 0)), Call("look", (2, 3, 4), (2, 0)), Call("soft", (1, 0), (1, 0))]]
+    )
     f = build(source, folder, compiler).function("run_0")
     x = torch.randn(4, 8)
     before = x.clone()
@@ -566,7 +719,11 @@ def test_evaluate_agrees_with_text() -> None:
 
 def large_kernels() -> list[Kernel]:
     ks = [softmax("one_row", 1, 200_003), column_softmax("tall_softmax", 20_011, 40), weight_gradient("tall", 5003, 70)]
-    ks += [weight_gradient("tall_batch", N, 64), softmax("one_row_batch", 2, M), cross_entropy_in_place("one_loss", 1, 100_000)]
+    ks += [
+        weight_gradient("tall_batch", N, 64),
+        softmax("one_row_batch", 2, M),
+        cross_entropy_in_place("one_loss", 1, 100_000),
+    ]
     b = make("sum_all", r=("reduce", N), q=("reduce", M))
     x = b.load("x", "f32", M * r + q)
     b.out("total", "f32", 0, b.reduce("sum", x))
@@ -599,9 +756,21 @@ def test_reductions_shared_by_threads(folder: Path) -> None:
             out.append(verify(u, "one_row", {"x": x, "y": x * 0}))
             x = torch.randn(20_011, 40)
             out.append(verify(u, "tall_softmax", {"x": x, "y": x * 0}))
-            for name, n, m, s in (("tall", 5003, 70, {}), ("tall_batch", 4001, 64, {"N": 4001}), ("tall_batch", 0, 64, {"N": 0}), ("tall_batch", 1, 64, {"N": 1})):
+            for name, n, m, s in (
+                ("tall", 5003, 70, {}),
+                ("tall_batch", 4001, 64, {"N": 4001}),
+                ("tall_batch", 0, 64, {"N": 0}),
+                ("tall_batch", 1, 64, {"N": 1}),
+            ):
                 g = torch.randn(n, m)
-                data = {"g": g, "x": g + 1, "mean": torch.randn(n), "rstd": torch.rand(n), "dw": torch.zeros(m), "db": torch.zeros(m)}
+                data = {
+                    "g": g,
+                    "x": g + 1,
+                    "mean": torch.randn(n),
+                    "rstd": torch.rand(n),
+                    "dw": torch.zeros(m),
+                    "db": torch.zeros(m),
+                }
                 out.append(verify(u, name, data, s, tol=2e-4))
             for m in (1, 16, 16385, 99_991):
                 x = torch.randn(2, m)
@@ -713,7 +882,10 @@ def random_kernel(name: str, rng: random.Random) -> tuple[Kernel, list[dict[str,
     for a in "ijkr"[: rng.randint(1, 4)]:
         size = rng.choice(list(symbols.values())) if rng.random() < 0.4 else rng.choice(extents)
         axes[a] = ("reduce", size) if rng.random() < 0.45 else size
-    while math.prod(s if isinstance(s := (e[1] if isinstance(e, tuple) else e), int) else 8 for e in axes.values()) > 60_000:
+    while (
+        math.prod(s if isinstance(s := (e[1] if isinstance(e, tuple) else e), int) else 8 for e in axes.values())
+        > 60_000
+    ):
         axes.popitem()
     m = make(name, **axes)
     extent = {a: e[1] if isinstance(e, tuple) else e for a, e in axes.items()}
@@ -747,7 +919,12 @@ def random_kernel(name: str, rng: random.Random) -> tuple[Kernel, list[dict[str,
             case 4 if any(isinstance(e, tuple) for e in axes.values()):
                 v = m.let("sub", a, m.reduce("sum", m.let("sigmoid", b)))
             case 5:
-                v = m.let("where", m.let(rng.choice(["lt", "eq", "ge"]), m.index(layout(list(axes)[:1])), m.index(rng.randint(0, 20))), a, b)
+                v = m.let(
+                    "where",
+                    m.let(rng.choice(["lt", "eq", "ge"]), m.index(layout(list(axes)[:1])), m.index(rng.randint(0, 20))),
+                    a,
+                    b,
+                )
             case _:
                 v = m.let(rng.choice(["add", "sub", "max", "min"]), a, b)
         values.append(v)
@@ -757,7 +934,10 @@ def random_kernel(name: str, rng: random.Random) -> tuple[Kernel, list[dict[str,
         full = any(a not in parallel for a in of[v].axes) or rng.random() < 0.3
         names = list(axes) if full else parallel
         m.out(f"y{n}", rng.choice(["f32", "f32", "f32", "bf16"]), layout(names), v)
-    sizes = [{"N": rng.choice([1, 2, 5, 16, 33]), "M": rng.choice([1, 3, 17, 40]), "K": rng.choice([1, 4, 19])} for _ in range(2)]
+    sizes = [
+        {"N": rng.choice([1, 2, 5, 16, 33]), "M": rng.choice([1, 3, 17, 40]), "K": rng.choice([1, 4, 19])}
+        for _ in range(2)
+    ]
     return m.done(), [*sizes, {"N": rng.choice([0, 7]), "M": 1, "K": 2}]
 
 

@@ -10,10 +10,12 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
     "dsc.errors dsc.codegen.writer",
     "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim",
-    "dsc.text dsc.cost dsc.liveness dsc.domain dsc.program dsc.codegen.kernel",
+    "dsc.text dsc.cost dsc.liveness dsc.domain dsc.codegen.kernel",
+    "dsc.program dsc.steps",
     "dsc.verify",
     "dsc.manager",
     "dsc.passes dsc.codegen dsc.runtime",
+    "dsc.bind dsc.kernels dsc.compilation",
     "dsc.passlist dsc.link dsc.debug dsc.distributed",
     "dsc.cli dsc.backend dsc.__main__ dsc",
 ]

@@ -35,7 +35,9 @@ class Split:
     backward: str = ""
     seconds: float = 0
 
-    def __call__(self, gm: GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> tuple[GraphModule, GraphModule]:
+    def __call__(
+        self, gm: GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    ) -> tuple[GraphModule, GraphModule]:
         if self.enabled:
             self.plan, self.before = solve(extract(gm)), show(gm.graph)
             start = time.perf_counter()
@@ -308,4 +310,10 @@ def test_boundary_of_the_forward() -> None:
     y.meta["partitioner_tag"] = "is_forward"
     joint = read(GraphModule(nn.Module(), graph))
     assert list(joint.forward) == ["primals_1", "sin_default"]
-    assert {n.name: c for n, c in joint.backward.items()} == {"tangents_1": 0, "mm_default": 0, "mul_tensor": 1, "cos_default": 1, "mul_tensor_1": 1}
+    assert {n.name: c for n, c in joint.backward.items()} == {
+        "tangents_1": 0,
+        "mm_default": 0,
+        "mul_tensor": 1,
+        "cos_default": 1,
+        "mul_tensor_1": 1,
+    }
