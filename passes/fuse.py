@@ -135,6 +135,7 @@ def build(gm: GraphModule) -> Web:
     web = Web({}, {}, {}, {}, set(), [], {n: i for i, n in enumerate(gm.graph.nodes)})
     last_write: dict[Node, int] = {}
     touched: dict[Node, set[int]] = {}
+    last_ordered: int | None = None
     for node in gm.graph.nodes:
         if node.op == "output":
             web.pinned.update(value_of(a)[0] for a in node.all_input_nodes)
@@ -172,6 +173,10 @@ def build(gm: GraphModule) -> Web:
             touched.setdefault(value, set()).add(place)
         for value in written:
             last_write[value] = place
+        if ops.is_ordered(node):
+            if last_ordered is not None:
+                link(web, last_ordered, place)
+            last_ordered = place
     return web
 
 
@@ -374,9 +379,12 @@ def copy_into(gm: GraphModule, web: Web, unit: Unit, home: Unit) -> None:
     compute = [n for n in home.nodes if computing(n) is n]
     for n in unit.nodes:
         with gm.graph.inserting_before(n.next):
+            for arg in n.all_input_nodes:
+                if value_of(arg)[0] in clones:
+                    _clone_chain(gm, arg, clones)
             clones[n] = gm.graph.node_copy(n, lambda x: clones.get(x, x))
         web.order[clones[n]] = web.order[n]
-    made = list(clones.values())
+    made = [clones[n] for n in unit.nodes]
     for reader in compute:
         for arg in reader.all_input_nodes:
             if value_of(arg)[0] in clones:
