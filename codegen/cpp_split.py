@@ -4,7 +4,7 @@
                                                    y[j]       = sum over c of part[c, j]
 
 Every stage of the kernel becomes such a pair, later stages load what earlier ones found, and stores end in a plain
-pointwise kernel.  The chunks depend on sizes only, so the answer does not change with the number of threads.
+pointwise kernel, but for those that need no sum: the first chunks make them on the way.  The chunks depend on sizes only, so the answer does not change with the number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sympy
 from dsc.codegen.cpp_axes import strip, vary, work
 from dsc.codegen.cpp_expr import known, product
 from dsc.codegen.cpp_schedule import closure, pass_roots, passes, vector_axis
-from dsc.codegen.kernel import Axis, Buffer, Index, Kernel, Let, Store, indirect
+from dsc.codegen.kernel import Axis, Buffer, Index, Kernel, Let, Store, indirect, stages
 
 ROWS = 128
 """Rows of a chunk where the vector axis is parallel."""
@@ -59,12 +59,12 @@ def _cut_axis(k: Kernel) -> Axis | None:
         return None
     if along.reduce:
         return max(k.reduced, key=lambda a: known(a.extent) or LONG) if outside < ENOUGH else None
-    stages = [p for p in passes(k) if p[0]]
+    reducing = [p for p in passes(k) if p[0]]
     width = known(along.extent)
     # Several stages over a wide matrix: its blocks of columns stay in cache from stage to stage.
     narrow = width is not None and width <= 256
     tall = known(product([a.extent for a in k.reduced]))
-    if outside > 4 or not (narrow or len(stages) == 1) or (tall is not None and tall < 2 * ROWS):
+    if outside > 4 or not (narrow or len(reducing) == 1) or (tall is not None and tall < 2 * ROWS):
         return None
     return k.reduced[0]
 
@@ -81,11 +81,16 @@ def _cut(k: Kernel, axis: Axis) -> Pieces:
     plan = passes(k)
     inside = [i for p in plan for i in p[1]]
     outside = [i for i in range(len(k.stores)) if i not in inside]
+    depth = stages(k)
+    early = [i for i in inside if depth[k.stores[i].value] == 0 and not indirect(k.stores[i].index, k)]
+    inside = [i for i in inside if i not in early]
     last = max(number for number, p in enumerate(plan) if p[0])
+    first = min(number for number, p in enumerate(plan) if p[0])
     for number, (reductions, _) in enumerate(plan):
         if not reductions:
             continue
-        chunk, block = _chunked(k, axis, length, number, reductions, found, place, points)
+        on_the_way = [k.stores[i] for i in early] if number == first else []
+        chunk, block = _chunked(k, axis, length, number, reductions, on_the_way, found, place, points)
         join = _join(k, f"{k.name}_join{number or ''}", reductions, block, place, points)
         found |= {v.name: Let(v.name, "load", (), (f"{v.name}_all", place), v.dtype, v.axes) for v in reductions}
         if number == last and outside:
@@ -113,21 +118,25 @@ def _chunked(
     length: int,
     number: int,
     reductions: list[Let],
+    on_the_way: list[Store],
     found: dict[str, Let],
     place: Index,
     points: Index,
 ) -> tuple[Kernel, Axis]:
     """The kernel that makes the parts of some reductions, and the axis that counts them, as one to reduce."""
-    lets, ends = closure(k, pass_roots(k, (reductions, [])))
+    lets, ends = closure(k, [*pass_roots(k, (reductions, [])), *(s.value for s in on_the_way)])
     parts = tuple(Store(f"{v.name}_part", place, v.name) for v in reductions)
     used = [*(found[e] for e in sorted(ends)), *lets, *reductions]
     buffers = tuple(Buffer(f"{v.name}_part", v.dtype, "out") for v in reductions)
     name = f"{k.name}_chunks{number or ''}"
-    chunk, block = strip(_with(k, name, used, parts, buffers), axis, length)
+    chunk, block = strip(_with(k, name, used, (*parts, *on_the_way), buffers), axis, length)
+    new = {b.name for b in buffers}
     chunk = replace(
         chunk,
         axes=tuple(replace(a, reduce=False) if a.name == block else a for a in chunk.axes),
-        stores=tuple(Store(s.buffer, sympy.Symbol(block) * points + s.index, s.value) for s in chunk.stores),
+        stores=tuple(
+            Store(s.buffer, sympy.Symbol(block) * points + s.index, s.value) if s.buffer in new else s for s in chunk.stores
+        ),
     )
     return chunk, replace(next(a for a in chunk.axes if a.name == block), reduce=True)
 
