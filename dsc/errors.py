@@ -182,6 +182,33 @@ class CodegenFailed(DscError):
 
 
 @dataclass(eq=False, repr=False)
+class LeftToATen(DscError):
+    """A graph for which no kernels can be had: a failure of ours, which costs speed and nothing else."""
+
+    graph: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"The {self.graph} graph runs on ATen, with the same results and no kernels of dsc: {self.reason}; "
+            "please report it, and silence this by options={'emit': 'aten'}."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class LeftToEager(DscError):
+    """A graph that AOTAutograd cannot trace, or would trace wrongly."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"One graph runs in eager, with the same results and no kernels of dsc: {self.reason}; "
+            "put what causes it into a function under torch.compiler.disable to compile the rest."
+        )
+
+
+@dataclass(eq=False, repr=False)
 class Untraceable(DscError):
     """Something in the user's model that cannot be put into a graph."""
 

@@ -187,6 +187,8 @@ def is_ordered(node: Node) -> bool:
     kind = info(node).kind
     if kind in ("random", "collective"):
         return True
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True  # a graph or a random call inside
     return kind == "opaque" and node.is_impure()
 
 

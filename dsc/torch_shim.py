@@ -35,6 +35,10 @@ default_partition: Callable[..., tuple[GraphModule, GraphModule]]
 min_cut_rematerialization_partition: Callable[..., tuple[GraphModule, GraphModule]]
 has_recomputable_ops: Callable[[GraphModule], bool]
 detect_fake_mode: Callable[[Any], FakeTensorMode | None]
+TorchDynamoException: type[Exception]
+
+RNG_CALLS = {"run_and_save_rng_state": "saves", "run_with_rng_state": "restores"}
+"""Higher-order calls by which the partitioner repeats random numbers, and what they do with the generator's state."""
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "aot_autograd": ("torch._dynamo.backends.common",),
@@ -43,6 +47,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "min_cut_rematerialization_partition": ("torch._functorch.partitioners", "functorch.compile"),
     "has_recomputable_ops": ("torch._functorch.partitioners",),
     "detect_fake_mode": ("torch._guards", "torch._dynamo.utils"),
+    "TorchDynamoException": ("torch._dynamo.exc",),
 }
 """Name -> modules that may hold it, the one of torch 2.13 first."""
 

@@ -51,6 +51,16 @@ CASES = [
         "run without generated kernels by options={'emit': 'aten'}, and please report it.",
     ),
     (
+        errors.LeftToATen("backward", "g++ says no"),
+        "The backward graph runs on ATen, with the same results and no kernels of dsc: g++ says no; "
+        "please report it, and silence this by options={'emit': 'aten'}.",
+    ),
+    (
+        errors.LeftToEager("AOTAutograd raised"),
+        "One graph runs in eager, with the same results and no kernels of dsc: AOTAutograd raised; "
+        "put what causes it into a function under torch.compiler.disable to compile the rest.",
+    ),
+    (
         errors.Untraceable("The loop in f", "its length depends on data", "wrap it in torch.compiler.disable"),
         "The loop in f cannot be traced: its length depends on data; wrap it in torch.compiler.disable.",
     ),

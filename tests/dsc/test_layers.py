@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
     "dsc.errors dsc.codegen.writer",
-    "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim",
+    "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim dsc.traps",
     "dsc.text dsc.cost dsc.liveness dsc.domain dsc.codegen.kernel",
     "dsc.program dsc.steps",
     "dsc.verify",

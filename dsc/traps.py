@@ -1,0 +1,71 @@
+"""Calls whose meaning AOTAutograd changes while it traces: a table, since no error tells of them.
+
+AOTAutograd decomposes some ATen operators in Python before autograd sees them (those with a Python kernel for the key
+``Autograd``).  Where such a decomposition disagrees with the operator, the graph that holds the call runs in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+Trap = Callable[[dict[str, Any]], str | None]
+"""Arguments by name -> what goes wrong with them, or None."""
+
+
+def find(gm: GraphModule) -> str | None:
+    """What AOTAutograd would compute wrongly in a Dynamo graph, with the first call that it happens to."""
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            if node.op in ("call_function", "call_method") and (found := _check(node)) is not None:
+                return found
+    return None
+
+
+def _check(node: Node) -> str | None:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name not in TRAPS:
+        return None
+    parameters, trap = TRAPS[name]
+    return trap({**dict(zip(parameters.split(), node.args)), **node.kwargs})
+
+
+def _multilabel_margin(arguments: dict[str, Any]) -> str | None:
+    """The decomposition does not stop a row at its first -1: pytorch/pytorch#185464."""
+    return "AOTAutograd misreads the targets of multilabel_margin_loss"
+
+
+def _dropout(arguments: dict[str, Any]) -> str | None:
+    """With p of 1, eager draws no random numbers; native_dropout, to which it is decomposed, does."""
+    p = arguments.get("p", 0.5)
+    training = arguments.get("training", arguments.get("train", True))
+    if isinstance(p, Node) or (training and p == 1):
+        return "AOTAutograd draws random numbers for dropout with p=1, and eager does not"
+    return None
+
+
+def _softshrink(arguments: dict[str, Any]) -> str | None:
+    """Eager gives the gradient of a nan as it is for large values, the decomposition that of small ones."""
+    return "AOTAutograd changes the gradient of softshrink at nan"
+
+
+def _interpolate(arguments: dict[str, Any]) -> str | None:
+    """Bicubic weights and sums: eager's kernel computes them in 32 bits, the decomposition rounds each to 16."""
+    value = arguments.get("input")
+    t = value.meta.get("example_value") if isinstance(value, Node) else None
+    if arguments.get("mode") == "bicubic" and (t is None or t.dtype in (torch.float16, torch.bfloat16)):
+        return "AOTAutograd rounds bicubic interpolation otherwise in 16 bits"
+    return None
+
+
+TRAPS: Mapping[str, tuple[str, Trap]] = {
+    "multilabel_margin_loss": ("input target", _multilabel_margin),
+    "dropout": ("input p training", _dropout),
+    "dropout_": ("input p training", _dropout),
+    "softshrink": ("input lambd", _softshrink),
+    "interpolate": ("input size scale_factor mode align_corners", _interpolate),
+}
+"""Name of a function, its first parameters, and the check."""
