@@ -241,6 +241,7 @@ def inductor_kernel(graph: Any, node: Any) -> tuple[dict[str, int], dict[str, in
 
     inside = set(node.get_nodes())
     made = {d.name for n in inside for d in n.read_writes.writes}
+    updated = {m for name in made for m in graph.scheduler.name_to_buf[name].get_mutations()}
     lost = {b for b in made if not inductor_wanted(graph, b, inside)}
     reads: dict[str, Touched] = {}
     writes: dict[str, Touched] = {}
@@ -250,6 +251,8 @@ def inductor_kernel(graph: Any, node: Any) -> tuple[dict[str, int], dict[str, in
             for d in deps:
                 if isinstance(d, WeakDep) or d.name in lost or (out is reads and d.name in made):
                     continue
+                if out is reads and d.name in updated and not isinstance(d, MemoryDep):
+                    continue  # says only that it comes after; what is updated is added below
                 touched = out.setdefault(d.name, inductor_buffer(graph, d.name))
                 if not isinstance(d, MemoryDep):
                     touched.add("all", touched.whole)
@@ -257,6 +260,8 @@ def inductor_kernel(graph: Any, node: Any) -> tuple[dict[str, int], dict[str, in
                     touched.add("looked up", product(ranges))
                 else:
                     touched.add(start(d.index, ()), hint(d.get_numel()))
+                if out is writes and (d.mode or "").startswith("atomic"):
+                    reads[f"{d.name} before"] = touched
     return {k: t.bytes for k, t in reads.items()}, {k: t.bytes for k, t in writes.items()}
 
 
