@@ -4,9 +4,10 @@ import itertools
 import time
 
 import pytest
-from dsc.passes.solve.mincut import Plan, Problem, Value, cost, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dsc.passes.solve.mincut import Plan, Problem, Value, cost, solve
 
 
 @st.composite
@@ -15,8 +16,8 @@ def problems(draw: st.DrawFn) -> Problem:
     names = [f"v{i}" for i in range(n)]
     values = []
     for i, name in enumerate(names):
-        deps = tuple(draw(st.lists(st.sampled_from(names[:i]), max_size=3, unique=True))) if i else ()
-        again = draw(st.sampled_from([None, 0, 0, 0, 1, 3])) if deps or draw(st.booleans()) else None
+        deps: tuple[str, ...] = tuple(draw(st.lists(st.sampled_from(names[:i]), max_size=3, unique=True))) if i else ()
+        again: int | None = draw(st.sampled_from([None, 0, 0, 0, 1, 3]))
         values.append(Value(name, draw(st.integers(0, 6)), again, deps))
     return Problem(tuple(values), tuple(sorted(draw(st.sets(st.sampled_from(names), min_size=1)))))
 
