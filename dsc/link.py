@@ -181,11 +181,11 @@ class Writer:
             )
 
     def expect(self, n: Node) -> None:
-        """ATen results may come with other strides than the trace foresaw: kernels get what they were made for."""
+        """ATen results may come in other strides or dtypes than the trace foresaw: kernels get what they were made for."""
         strides = tuple(map(python_expr, map(domain.extent, ops.tensor(n).stride())))
         self.namespace["expect"] = guards.expect
         name = self.names[n]
-        self.lines.append(f"{name} = expect({name}, ({''.join(s + ', ' for s in strides)}))")
+        self.lines.append(f"{name} = expect({name}, ({''.join(s + ', ' for s in strides)}), {ops.tensor(n).dtype})")
 
     def kernel(self, i: int, step: Step) -> None:
         assert step.group is not None

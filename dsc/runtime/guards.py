@@ -8,12 +8,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 
-def expect(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor if it has these strides (those of size-1 dimensions aside), else a copy that has."""
+def expect(t: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The tensor if it has these strides (those of size-1 dimensions aside) and this dtype, else a copy that has."""
     found = t.stride()
-    if found == stride or all(f == s or n <= 1 for f, s, n in zip(found, stride, t.shape)):
+    if t.dtype == dtype and (found == stride or all(f == s or n <= 1 for f, s, n in zip(found, stride, t.shape))):
         return t
-    return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
+    return torch.empty_strided(t.shape, stride, dtype=dtype, device=t.device).copy_(t)
 
 
 def as_function(nodes: Sequence[Node]) -> tuple[Callable[..., object], list[Node]]:
