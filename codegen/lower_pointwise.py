@@ -7,7 +7,7 @@ once at its end; scalars of mul and div stay in the wider dtype, those of other 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import sympy
 import torch
@@ -20,6 +20,7 @@ from dsc.codegen.lower import Builder, Lowering, Rule, Unlowerable, Value, size
 from dsc.domain import Extent, shape
 
 Formula = Callable[..., str]
+Places = Collection[int]
 
 
 def broadcast(index: Index, s: Sequence[Extent]) -> Index:
@@ -50,21 +51,22 @@ def common_dtype(n: Node, args: Sequence[object]) -> str:
 
 
 def elementwise(
-    low: Lowering, n: Node, args: Sequence[object], formula: Formula, *, inner: str = "", opmath: bool = False
+    low: Lowering, n: Node, args: Sequence[object], formula: Formula, *, inner: str = "", opmath: Places = ()
 ) -> Value:
-    """``formula`` of the operands at the same (broadcast) index, in compute dtype ``inner``."""
+    """``formula`` of the operands at the same (broadcast) index, in compute dtype ``inner``.
+
+    0-dim operands at places ``opmath`` are taken in the wider compute dtype, all others first in the promoted one.
+    """
     b = low.build
     values = [low.of(a) for a in args]
     common = inner or common_dtype(n, args)
     result = out_dtype(n)
-    rank = max(len(v.shape) for v in values)
 
     def at(index: Index) -> str:
         taken = []
-        for v in values:
+        for place, v in enumerate(values):
             x = v.at(broadcast(index, v.shape))
-            scalar = rank > 0 and not v.shape
-            if (scalar and opmath) or v.dtype == common:
+            if (place in opmath and not v.shape) or v.dtype == common:
                 taken.append(b.cast(x, COMPUTE[common]))
             else:
                 taken.append(b.rounded(x, common))
@@ -203,8 +205,21 @@ def _power(exponent: object) -> Formula | None:
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def simple(formula: Formula, count: int | None = None, *, opmath: bool = False) -> Rule:
-    return lambda low, n: elementwise(low, n, n.args[:count], formula, opmath=opmath)
+def simple(formula: Formula, count: int | None = None) -> Rule:
+    return lambda low, n: elementwise(low, n, n.args[:count], formula)
+
+
+def scaled(formula: Formula) -> Rule:
+    """mul and div: ATen's CPU kernels take their second operand in f32 if it is a scalar, its CUDA kernels either."""
+
+    def rule(low: Lowering, n: Node) -> Value:
+        return elementwise(low, n, n.args[:2], formula, opmath=(1,) if on_cpu(n) else (0, 1))
+
+    return rule
+
+
+def on_cpu(n: Node) -> bool:
+    return ops.tensor(n).device.type == "cpu"
 
 
 def unary(name: str) -> Rule:
@@ -224,7 +239,7 @@ def add(name: str, *, swap: bool = False) -> Rule:
             return b.let(name, (x, y))
 
         # ATen's CPU kernels take the scalar of a sum in the tensors' dtype, its CUDA kernels in f32
-        return elementwise(low, n, n.args[:2], formula, opmath=ops.tensor(n).device.type != "cpu")
+        return elementwise(low, n, n.args[:2], formula, opmath=() if on_cpu(n) else (0, 1))
 
     return rule
 
@@ -423,10 +438,10 @@ RULES: Mapping[str, Rule] = {
     "sub.Tensor": add("sub"),
     "sub.Scalar": add("sub"),
     "rsub.Scalar": add("sub", swap=True),
-    "mul.Tensor": simple(op("mul"), 2, opmath=True),
-    "mul.Scalar": simple(op("mul"), 2, opmath=True),
-    "div.Tensor": simple(op("div"), 2, opmath=True),
-    "div.Scalar": simple(op("div"), 2, opmath=True),
+    "mul.Tensor": scaled(op("mul")),
+    "mul.Scalar": scaled(op("mul")),
+    "div.Tensor": scaled(op("div")),
+    "div.Scalar": scaled(op("div")),
     "maximum.default": simple(op("max"), 2),
     "minimum.default": simple(op("min"), 2),
     "atan2.default": simple(op("atan2"), 2),
@@ -446,7 +461,7 @@ RULES: Mapping[str, Rule] = {
     "clamp_max.Tensor": bound("min"),
     "addcmul.default": with_value(_addcmul),
     "addcdiv.default": with_value(_addcdiv),
-    "lerp.Scalar": simple(_lerp, 3),
+    "lerp.Scalar": lambda low, n: elementwise(low, n, n.args[:3], _lerp, opmath=(2,)),
     "lerp.Tensor": simple(_lerp, 3),
     "clone.default": copy,
     "_to_copy.default": copy,

@@ -15,7 +15,7 @@ from dsc import ops
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE
 from dsc.codegen.lower import Builder, Lowering, Rule, Unlowerable, Value
-from dsc.codegen.lower_pointwise import broadcast, num, out_dtype
+from dsc.codegen.lower_pointwise import broadcast, num, on_cpu, out_dtype
 from dsc.domain import Extent, product, shape
 
 
@@ -129,12 +129,16 @@ def softmax(low: Lowering, n: Node) -> Value:
 def log_softmax(low: Lowering, n: Node) -> Value:
     x, b, result = low.of(n.args[0]), low.build, out_dtype(n)
     row = Row(low, n, x)
+    last = max(row.dims, default=0) == len(x.shape) - 1
 
     def at(index: Index) -> str:
         v, r = x.at(index), x.at(row.along(index))
         top = b.reduce("max", r)
         total = b.reduce("sum", b.let("exp", (b.let("sub", (r, top)),)))
-        return b.result(b.let("sub", (b.let("sub", (v, top)), b.let("log", (total,)))), result)
+        # ATen's CPU kernel for the last dimension keeps the sum and its logarithm in the dtype of the tensor
+        kept = b.result if last and on_cpu(n) else lambda v, _: v
+        logarithm = kept(b.let("log", (kept(total, x.dtype),)), x.dtype)
+        return b.result(b.let("sub", (b.let("sub", (v, top)), logarithm)), result)
 
     return Value(x.shape, result, at)
 
