@@ -72,8 +72,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     )
     try:
         compiled: Callable[..., Any] = aot(gm, example_inputs)
-    except (errors.DscError, TorchDynamoException):
-        raise
+    except (errors.DscError, errors.DscWarning, TorchDynamoException):
+        raise  # warnings that the user made errors
     except Exception as why:
         return in_eager(gm, f"AOTAutograd raised {first_line(why)}")
     return compiled
@@ -109,6 +109,8 @@ def compile_aten(
             reports = passes.run(gm, target)
         program, skipped = link.link(gm, options, pool, kind)
         call = run.load(program, kind)
+    except errors.DscWarning:
+        raise
     except Exception as why:
         warn_aten(kind, why)
         gm = kept

@@ -104,6 +104,7 @@ class Writer:
         self.replays: dict[str, Any] = {}
         self.slots: list[Slot] = []
         self.bindings: dict[str, str] = {}
+        self.early: set[str] = set()
         self.pending = Pending()
         self.aten_calls = 0
         self.bytes = 0.0
@@ -164,21 +165,22 @@ class Writer:
             e = domain.extent(v)
             if isinstance(e, sympy.Symbol):
                 self.bindings.setdefault(e.name, self.names[n])
-                self._define(e.name)
+                self._define(e.name, n.op == "placeholder")
         for t in v if isinstance(v, (tuple, list)) else [v]:
             if isinstance(t, torch.Tensor) and t is v:
                 for d, e in enumerate(domain.shape(t)):
                     if isinstance(e, sympy.Symbol):
                         self.bindings.setdefault(e.name, f"{self.names[n]}.size({d})")
-                        self._define(e.name)
+                        self._define(e.name, n.op == "placeholder")
 
-    def _define(self, symbol: str) -> None:
+    def _define(self, symbol: str, at_entry: bool) -> None:
         text = self.bindings[symbol]
-        line = f"{symbol} = {text}"
-        if text != symbol and line not in self.lines and line not in self.head:
-            (self.head if not self.sequences and not self.pending.calls and not self.aten_calls else self.lines).append(
-                line
-            )
+        if at_entry:
+            self.early.add(symbol)
+        if text != symbol:
+            line, lines = f"{symbol} = {text}", self.head if at_entry else self.lines
+            if line not in self.head and line not in self.lines:
+                lines.append(line)
 
     def expect(self, n: Node) -> None:
         """ATen results may come in other strides or dtypes than the trace foresaw: kernels get what they were made for."""
@@ -206,7 +208,7 @@ class Writer:
 
     def allocate(self, i: int, n: Node) -> None:
         t, name = ops.tensor(n), self.names[n]
-        if n not in self.escaping:
+        if n not in self.escaping and _symbols(t) <= self.early:
             self.slots.append(
                 Slot(name, domain.shape(t), tuple(map(domain.extent, t.stride())), t.dtype, t.device, i, self.last[n])
             )
@@ -260,6 +262,8 @@ class Writer:
         if n.target is operator.getitem:
             self.bytes += _nbytes(n) if not view else 0
             self.lines.append(f"{name} = {args[0]}[{args[1]}]")
+            if not view:
+                self.bind_symbols(n)
         elif out is not None and n not in self.escaping and self.poolable(n):
             self.allocate(i, n)
             self.lines.append(f"{self.target(out)}({', '.join([*args, *kwargs])}, out={name})")
@@ -350,9 +354,6 @@ class Writer:
         symbols = sorted(
             {s.name for x in self.slots for e in (*x.shape, *x.stride) for s in sympy.sympify(e).free_symbols}
         )
-        late = [s for s in symbols if f"{s} = {self.bindings.get(s)}" not in self.head and self.bindings.get(s) != s]
-        if late:  # sizes that only show while the program runs cannot be planned before it
-            raise AssertionError(f"pooled buffer with run-time size {late}")
         namespace = dict(self.namespace)
         for i, run in enumerate(launches):
             namespace[f"run_{i}"] = run
@@ -378,6 +379,11 @@ class Writer:
             "aten_calls": float(self.aten_calls),
             "bytes": self.bytes,
         }
+
+
+def _symbols(t: torch.Tensor) -> set[str]:
+    """Size symbols that the tensor's layout depends on; those that only show while the program runs have no slot."""
+    return {s.name for e in map(domain.extent, (*t.shape, *t.stride())) for s in sympy.sympify(e).free_symbols}
 
 
 def _nbytes(n: Node) -> int:
