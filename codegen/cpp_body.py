@@ -1,7 +1,8 @@
-"""The three ways through a kernel: rows, lanes and tiles.
+"""The four ways through a kernel: rows, lanes, streams and tiles.
 
     rows    the vector axis is reduced: vector accumulators along it, folded at the end of each stage
     lanes   the vector axis is parallel: every lane its own result, reductions are loops inside
+    streams lanes over a short parallel axis whose sums lie in a row of memory, so that the buffers are read in order
     tiles   nothing is reduced and buffers disagree about which axis is contiguous: 16 x 16 blocks are turned in registers
 
 ``schedule`` says which.
@@ -32,6 +33,8 @@ def body(n: Nest) -> None:
         rows(n, axis)
     elif n.s.tile is not None:
         tiles(n, axis, n.axis(n.s.tile))
+    elif _streams(n, axis):
+        stream(n, axis)
     else:
         lanes(n, axis)
 
@@ -186,6 +189,63 @@ def _lane_pass(n: Nest, number: int, reductions: list[Let], stores: list[int], g
 
 def _own(n: Nest, v: Let, groups: Sequence[Lanes]) -> Sequence[Lanes]:
     return groups if n.vector(v) else [Lanes(0)]
+
+
+# Streams
+
+
+STREAM = 1 << 13
+"""Points of a vector axis up to which its sums stay in the nearest cache."""
+
+
+def _streams(n: Nest, axis: Axis) -> bool:
+    """One pass of reductions over rows that lie one after the other, for threads that have other axes to share."""
+    reducing = [p for p in n.passes if p[0] or p[1]]
+    width = known(axis.extent)
+    if len(reducing) != 1 or not reducing[0][0] or n.s.flush or not n.parallel_axes() or width is None:
+        return False
+    plain = all(n.vector(v) and v.dtype == "f32" for v in reducing[0][0])
+    return plain and WIDTH * n.s.unroll < width <= STREAM
+
+
+def stream(n: Nest, axis: Axis) -> None:
+    number = next(i for i, p in enumerate(n.passes) if p[0])
+    reductions, stores = n.passes[number]
+    size, extent = n.text(axis.extent), known(axis.extent)
+    padded = -(-(extent or 0) // WIDTH) * WIDTH
+    roots = n.roots(number)
+    lets, _ = closure(n.k, roots)
+    with n.threads(n.parallel_axes()):
+        n.hoist([*roots, *n.outer_roots()])
+        i = n.names[axis.name]
+        for v in reductions:
+            n.add(f"alignas(64) float {_sums(n, v)}[{padded}];")
+            start = f"splat({_identity(v)})"
+            n.add(f"for (long {i} = 0; {i} < {padded}; {i} += {WIDTH}) store({_sums(n, v)} + {i}, {start});")
+        with n.loops(n.k.reduced, roots):
+
+            def point(groups: Sequence[Lanes]) -> None:
+                n.define(lets, groups)
+                for v in reductions:
+                    for g in groups:
+                        place = f"{_sums(n, v)} + {n.at(g.u)}"
+                        n.add(f"store({place}, {combine(str(v.attr), f'load({place})', n.value(v.args[0], g))});")
+                for k in stores:
+                    n.store(k, groups)
+
+            vector_loop(n, "0", size, extent, 1, point)
+
+        def end(groups: Sequence[Lanes]) -> None:
+            for v in reductions:
+                for g in groups:
+                    n.env[v.name, g.u] = f"load({_sums(n, v)} + {n.at(g.u)})"
+            _finish(n, groups)
+
+        vector_loop(n, "0", size, extent, 1, end)
+
+
+def _sums(n: Nest, v: Let) -> str:
+    return f"{n.names[v.name]}_sums"
 
 
 # Tiles

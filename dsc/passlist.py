@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dsc.manager import Pass
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
+from dsc.passes.recompute import Recompute
 
 JOINT: tuple[Pass, ...] = (
     Canonicalize(),  # first: the others read single-purpose operators
+    Recompute(),  # before the split: it decides what the split saves
 )
 """On the joint graph of forward and backward, before it is split."""
 
@@ -19,4 +21,4 @@ GRAPH: tuple[Pass, ...] = (
 )
 """On the forward, backward or inference graph."""
 
-KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Fuse)}
+KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Recompute, Fuse)}
