@@ -140,6 +140,11 @@ _TABLE: Mapping[str, OpInfo] = {
 }
 
 
+def table() -> Mapping[str, OpInfo]:
+    """Every operator that is not opaque, by name."""
+    return _TABLE
+
+
 def info(node: Node) -> OpInfo:
     """What the table says of a ``call_function`` node; ``opaque`` for everything else."""
     name = name_of(node) if node.op == "call_function" else node.op
