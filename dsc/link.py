@@ -320,7 +320,8 @@ class Writer:
         while stack:
             n = stack.pop()
             out.append(n)
-            stack += [u for u in n.users if ops.is_view(u) or ops.is_split(u)]
+            # a view may also take a size: that is no part of it
+            stack += [u for u in n.users if (ops.is_view(u) or ops.is_split(u)) and ops.operand(u, 0) is n]
         return out
 
     def word(self, a: object) -> str:

@@ -42,7 +42,9 @@ def _dropout(arguments: dict[str, Any]) -> str | None:
     """With p of 1, eager draws no random numbers; native_dropout, to which it is decomposed, does."""
     p = arguments.get("p", 0.5)
     training = arguments.get("training", arguments.get("train", True))
-    if isinstance(p, Node) or (training and p == 1):
+    if isinstance(p, Node):
+        p = p.meta.get("example_value")  # a symbol: to ask whether it is 1 adds a guard
+    if training and p == 1:
         return "AOTAutograd draws random numbers for dropout with p=1, and eager does not"
     return None
 
