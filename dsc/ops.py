@@ -301,8 +301,25 @@ def _layer_norm_backward(node: Node) -> str | None:
     return None
 
 
+def _plain_operands(node: Node) -> str | None:
+    """Fake strides of these operators are not those that ATen gives."""
+    dense = all(t.is_contiguous() for t in (tensor(operand(node, 0)), tensor(operand(node, 1))))
+    return None if dense else "strides that only ATen knows"
+
+
+def _batch_norm_strides(node: Node, *places: int) -> str | None:
+    tensors = [tensor(operand(node, p)) for p in places]
+    if all(t.is_contiguous() for t in tensors):
+        return None
+    if all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors):
+        return None
+    return "strides that only ATen knows"
+
+
 def _batch_norm(node: Node) -> str | None:
     x = tensor(operand(node, 0))
+    if (strides := _batch_norm_strides(node, 0)) is not None:
+        return strides
     if not node.args[5]:
         return "batch norm in evaluation"
     return None if x.dtype == torch.float32 and x.dim() >= 2 else "not float32"
@@ -315,7 +332,7 @@ def _batch_norm_backward(node: Node) -> str | None:
         return "batch norm in evaluation"
     if tensor(operand(node, 0)).dtype != torch.float32:
         return "not float32"
-    return None
+    return _batch_norm_strides(node, 0, 1)
 
 
 def _embedding(node: Node) -> str | None:
@@ -418,7 +435,7 @@ def _softmax(node: Node) -> str | None:
 
 
 def _softmax_backward(node: Node) -> str | None:
-    return None if node.args[3] == tensor(operand(node, 0)).dtype else "half to float"
+    return _plain_operands(node) if node.args[3] == tensor(operand(node, 0)).dtype else "half to float"
 
 
 def _tril(node: Node) -> str | None:
@@ -442,6 +459,7 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     "round.default": _no_rounding,
     "div.Tensor": _int_true_division,
     "div.Scalar": _int_true_division,
+    "native_dropout_backward.default": _plain_operands,
     "nll_loss_forward.default": _nll_forward,
     "nll_loss_backward.default": _nll_backward,
     "native_layer_norm_backward.default": _layer_norm_backward,
