@@ -69,7 +69,9 @@ def main() -> None:
         for _ in range(args.repeat):
             for kind in kinds:
                 runs[kind].append(fresh(kind, name, args.dtype, args.threads))
-        results[name] = {k: {n: statistics.median(r[n] for r in rs) for n in rs[0]} | {"runs": rs} for k, rs in runs.items()}
+        results[name] = {
+            k: {n: statistics.median(r[n] for r in rs) for n in rs[0]} | {"runs": rs} for k, rs in runs.items()
+        }
         base = results[name].get("dsc", {}).get("compile")
         for kind, r in results[name].items():
             spread = f"{min(x['compile'] for x in r['runs']):.1f}-{max(x['compile'] for x in r['runs']):.1f}"

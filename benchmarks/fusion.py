@@ -225,7 +225,9 @@ def inductor_launches(graph: Any, kind: str) -> Iterator[Launch]:
             continue
         if isinstance(node, scheduler.ExternKernelSchedulerNode):
             reads, writes = inductor_extern(graph, node)
-            yield Launch(kind, str(getattr(node.node, "op_overload", None) or node.node.get_kernel_name()), False, reads, writes)
+            yield Launch(
+                kind, str(getattr(node.node, "op_overload", None) or node.node.get_kernel_name()), False, reads, writes
+            )
         else:
             reads, writes = inductor_kernel(graph, node)
             origins = {o.name for n in node.get_nodes() for o in n.node.get_origins()}
@@ -308,7 +310,10 @@ def count(compiler: str, case: common.Case) -> Count:
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as cache, torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
         if compiler == "dsc":
-            options = {"cache_dir": cache, "on_compile": lambda r: (out.texts.append(r.text), out.remarks.extend(remarks(r)))}
+            options = {
+                "cache_dir": cache,
+                "on_compile": lambda r: (out.texts.append(r.text), out.remarks.extend(remarks(r))),
+            }
             forward, counted = torch.compile(case.model, backend="dsc", options=options), dsc_counted(out)
         else:
             forward, counted = torch.compile(case.model), inductor_counted(out)
@@ -329,7 +334,9 @@ def show(c: Count) -> str:
     lines = []
     for x in sorted(c.launches, key=lambda x: -x.bytes):
         lines.append(f"{x.bytes / 1e6:9.3f} MB  {x.graph:9}  {'kernel' if x.ours else 'ATen  '}  {x.title}")
-        lines += [f"{'':16}{way} {v / 1e6:9.3f}  {k}" for way, m in (("r", x.reads), ("w", x.writes)) for k, v in m.items()]
+        lines += [
+            f"{'':16}{way} {v / 1e6:9.3f}  {k}" for way, m in (("r", x.reads), ("w", x.writes)) for k, v in m.items()
+        ]
     return "\n".join(lines)
 
 
@@ -360,7 +367,16 @@ def check() -> bool:
             c = count(compiler, common.Case(function, inputs))  # type: ignore[arg-type]
             same = (c.kernels, c.calls, c.bytes) == (kernels, calls, size)
             right &= same
-            rows.append((name, compiler, c.kernels, c.calls, c.bytes, "as by hand" if same else f"by hand: {kernels} {calls} {size}"))
+            rows.append(
+                (
+                    name,
+                    compiler,
+                    c.kernels,
+                    c.calls,
+                    c.bytes,
+                    "as by hand" if same else f"by hand: {kernels} {calls} {size}",
+                )
+            )
     print(common.table(("graph", "compiler", "kernels", "ATen", "bytes", ""), rows))
     return right
 
@@ -368,7 +384,9 @@ def check() -> bool:
 def main() -> None:
     p = common.parser(__doc__, ",".join(common.FAMILIES))
     p.add_argument("--tiny", action="store_true", help="the small variants")
-    p.add_argument("--check", action="store_true", help="count graphs that leave no choice, and compare with counts by hand")
+    p.add_argument(
+        "--check", action="store_true", help="count graphs that leave no choice, and compare with counts by hand"
+    )
     p.add_argument("--detail", metavar="FOLDER", default=None, help="write every launch, graph and remark there")
     args = p.parse_args()
     if args.check:
@@ -389,7 +407,18 @@ def main() -> None:
     common.write_json(args.json, results)
 
 
-HEAD = ("train step", "kernels", "Inductor", "ATen", "Inductor", "MB", "Inductor", "MB of kernels", "Inductor", "MB ratio")
+HEAD = (
+    "train step",
+    "kernels",
+    "Inductor",
+    "ATen",
+    "Inductor",
+    "MB",
+    "Inductor",
+    "MB of kernels",
+    "Inductor",
+    "MB ratio",
+)
 
 
 def detail(folder: str, name: str, both: dict[str, Count]) -> None:

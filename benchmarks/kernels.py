@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from kit_cpp import Make, make, sym, unit
-
 from dsc.codegen.kernel import Kernel
+from kit_cpp import Make, make, sym, unit
 
 i, j, r = sym("i j r")
 Tensors = dict[str, torch.Tensor]
@@ -258,7 +257,9 @@ def main() -> None:
         start = time.perf_counter()
         u = unit([c.kernel for c in cases.values()], Path(folder))
         print(f"{len(cases)} kernels built in {time.perf_counter() - start:.2f} s")
-        print(f"{'kernel':18} {'threads':>7} {'ours us':>10} {'eager us':>10} {'ratio':>7} {'best us':>10} {'eager us':>10} {'ratio':>7}")
+        print(
+            f"{'kernel':18} {'threads':>7} {'ours us':>10} {'eager us':>10} {'ratio':>7} {'best us':>10} {'eager us':>10} {'ratio':>7}"
+        )
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for name, c in cases.items():

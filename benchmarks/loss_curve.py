@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 
 import torch
+
 from dsc.debug.demo import batches, stdlib_text
 from dsc.models import zoo
 

@@ -25,7 +25,9 @@ def compiled(kind: str, case: common.Case, cache: str) -> Callable[..., torch.Te
     return torch.compile(case.model)  # type: ignore[return-value]
 
 
-def measure(name: str, dtype: str, kinds: tuple[str, ...], rounds: int, batch: int | None) -> dict[str, dict[str, float]]:
+def measure(
+    name: str, dtype: str, kinds: tuple[str, ...], rounds: int, batch: int | None
+) -> dict[str, dict[str, float]]:
     first = common.case(name, dtype, batch)
     runs: dict[str, Callable[[], object]] = {}
     losses: dict[str, float] = {}

@@ -135,7 +135,8 @@ def _chunked(
         chunk,
         axes=tuple(replace(a, reduce=False) if a.name == block else a for a in chunk.axes),
         stores=tuple(
-            Store(s.buffer, sympy.Symbol(block) * points + s.index, s.value) if s.buffer in new else s for s in chunk.stores
+            Store(s.buffer, sympy.Symbol(block) * points + s.index, s.value) if s.buffer in new else s
+            for s in chunk.stores
         ),
     )
     return chunk, replace(next(a for a in chunk.axes if a.name == block), reduce=True)

@@ -186,13 +186,14 @@ class Lowering:
                 return self.node(arg)
             e = size(arg)
             return Value((), "i64", lambda _: self.build.index(e))
-        if isinstance(arg, bool):
-            return Value((), "b1", lambda _, n=arg: self.build.const(n, "b1"))
-        if isinstance(arg, int):
-            return Value((), "i64", lambda _, n=arg: self.build.const(n, "i64"))
-        if isinstance(arg, float):
-            return Value((), "f64", lambda _, n=arg: self.build.const(n, "f64"))
+        for kind, dtype in ((bool, "b1"), (int, "i64"), (float, "f64")):
+            if isinstance(arg, kind):
+                return self.number(arg, dtype)
         raise Unlowerable(f"operand {arg!r}")
+
+    def number(self, n: float, dtype: str) -> Value:
+        """A python number as a 0-dim value."""
+        return Value((), dtype, lambda _: self.build.const(n, dtype))
 
     def node(self, n: Node) -> Value:
         if (n, None) in self.values:
@@ -384,7 +385,7 @@ def _join(k: Kernel, outer: Axis, inner: Axis) -> Kernel | None:
 
 def _indices(k: Kernel) -> list[sympy.Expr]:
     return [
-        *(v.attr[1] if isinstance(v.attr, tuple) else v.attr for v in k.lets if v.op in ("load", "index")),  # type: ignore[misc]
+        *(v.attr[1] if isinstance(v.attr, tuple) else v.attr for v in k.lets if v.op in ("load", "index")),
         *(s.index for s in k.stores),
     ]
 

@@ -42,10 +42,10 @@ def common_dtype(n: Node, args: Sequence[object]) -> str:
     if len(values) == 1:
         found = first.dtype if isinstance(first, torch.Tensor) else None
     for other in values[1:]:
-        found = torch.result_type(first, other)  # type: ignore[arg-type]
+        found = torch.result_type(first, other)  # type: ignore[call-overload]
         dims = max((v.dim() for v in (first, other) if isinstance(v, torch.Tensor)), default=0)
         first = torch.empty((1,) * dims, dtype=found, device="meta")
-    if found not in ops.SHORT:
+    if found is None or found not in ops.SHORT:
         raise Unlowerable(f"dtype {found}")
     return ops.SHORT[found]
 
@@ -149,8 +149,8 @@ def _silu_backward(b: Builder, g: str, x: str) -> str:
     return b.let("mul", (b.let("mul", (g, s)), slope))
 
 
-def _sigmoid_backward(b: Builder, g: str, y: str) -> str:
-    return b.let("mul", (b.let("mul", (g, b.let("sub", (num(b, 1, y), y)))), y))
+def _sigmoid_backward(b: Builder, g: str, y: str, step: Callable[[str], str] = lambda v: v) -> str:
+    return b.let("mul", (step(b.let("mul", (g, step(b.let("sub", (num(b, 1, y), y)))))), y))
 
 
 def _tanh_backward(b: Builder, g: str, y: str) -> str:
@@ -188,16 +188,22 @@ def _lerp(b: Builder, x: str, y: str, w: str) -> str:
     return b.let("where", (b.let("lt", (b.let("abs", (w,)), num(b, 0.5, x)), dtype="b1"), low, high))
 
 
-def _power(exponent: object) -> Formula | None:
-    """ATen's special cases of ``pow(tensor, number)``."""
+def _power(exponent: object, dtype: str, cpu: bool) -> Formula | None:
+    """ATen's special cases of ``pow(tensor, number)``; f16 has none of its own on CPUs, bf16 rounds its products."""
+    if dtype == "f16" and cpu and exponent in (0.5, -0.5):
+        return None
+
+    def square(b: Builder, x: str) -> str:
+        return _square(b, x) if dtype == "f16" and cpu else b.result(_square(b, x), dtype)
+
     table: dict[float, Formula] = {
         1.0: lambda b, x: x,
         0.5: op("sqrt"),
         2.0: _square,
-        3.0: lambda b, x: b.let("mul", (b.let("mul", (x, x)), x)),
+        3.0: lambda b, x: b.let("mul", (square(b, x), x)),
         -0.5: op("rsqrt"),
         -1.0: op("recip"),
-        -2.0: lambda b, x: b.let("recip", (b.let("mul", (x, x)),)),
+        -2.0: lambda b, x: b.let("recip", (square(b, x),)),
     }
     return table.get(float(exponent)) if isinstance(exponent, (int, float)) else None
 
@@ -210,7 +216,7 @@ def simple(formula: Formula, count: int | None = None) -> Rule:
 
 
 def scaled(formula: Formula) -> Rule:
-    """mul and div: ATen's CPU kernels take their second operand in f32 if it is a scalar, its CUDA kernels either."""
+    """Mul and div: ATen's CPU kernels take their second operand in f32 if it is a scalar, its CUDA kernels either."""
 
     def rule(low: Lowering, n: Node) -> Value:
         return elementwise(low, n, n.args[:2], formula, opmath=(1,) if on_cpu(n) else (0, 1))
@@ -235,7 +241,8 @@ def add(name: str, *, swap: bool = False) -> Rule:
         def formula(b: Builder, x: str, y: str) -> str:
             x, y = (y, x) if swap else (x, y)
             if alpha != 1:
-                y = b.let("mul", (y, _scalar(b, alpha, y)))
+                factor = _scalar(b, alpha, y)
+                y = b.let("mul", (y, b.rounded(factor, out_dtype(n)) if on_cpu(n) else factor))
             return b.let(name, (x, y))
 
         # ATen's CPU kernels take the scalar of a sum in the tensors' dtype, its CUDA kernels in f32
@@ -270,7 +277,7 @@ def gelu_backward(low: Lowering, n: Node) -> Value:
 
 
 def power(low: Lowering, n: Node) -> Value:
-    special = _power(n.args[1])
+    special = _power(n.args[1], out_dtype(n), on_cpu(n))
     if special is not None:
         return elementwise(low, n, n.args[:1], special)
     return elementwise(low, n, n.args[:2], op("pow"), inner=out_dtype(n))
@@ -335,6 +342,16 @@ def copy_into(low: Lowering, n: Node) -> Value:
     return Value(shape(ops.tensor(n)), result, lambda i: b.rounded(x.at(broadcast(i, x.shape)), result))
 
 
+def sigmoid_backward(low: Lowering, n: Node) -> Value:
+    """ATen's CPU kernel rounds every step in f16, and none in bf16."""
+    stepwise = out_dtype(n) == "f16" and on_cpu(n)
+
+    def formula(b: Builder, g: str, y: str) -> str:
+        return _sigmoid_backward(b, g, y, (lambda v: b.result(v, "f16")) if stepwise else lambda v: v)
+
+    return elementwise(low, n, n.args[:2], formula)
+
+
 def native_dropout_backward(low: Lowering, n: Node) -> Value:
     scale = n.args[2]
 
@@ -365,7 +382,7 @@ def nll_backward(low: Lowering, n: Node) -> Value:
 
     def at(index: Index) -> str:
         t = target.at(index[:1])
-        counted = b.let("ne", (t, b.const(int(ignore), "i64")), dtype="b1")  # type: ignore[call-overload]
+        counted = b.let("ne", (t, b.const(int(ignore), "i64")), dtype="b1")  # type: ignore[arg-type]
         here = b.let("eq", (b.index(index[1]), t), dtype="b1")
         g = b.let("neg", (grad.at(index[:1] if reduction == 0 else ()),))
         if reduction == 1:
@@ -430,7 +447,7 @@ RULES: Mapping[str, Rule] = {
     "gelu.default": gelu,
     "gelu_backward.default": gelu_backward,
     "silu_backward.default": simple(_silu_backward, 2),
-    "sigmoid_backward.default": simple(_sigmoid_backward, 2),
+    "sigmoid_backward.default": sigmoid_backward,
     "tanh_backward.default": simple(_tanh_backward, 2),
     "threshold_backward.default": simple(_threshold_backward, 3),
     "add.Tensor": add("add"),

@@ -359,8 +359,10 @@ def logsumexp(low: Lowering, n: Node) -> Value:
         finite = b.let(
             "where", (b.let("eq", (b.let("abs", (top,)), num(b, float("inf"), top)), dtype="b1"), num(b, 0, top), top)
         )
-        total = b.reduce("sum", b.let("exp", (b.let("sub", (v, finite)),)))
-        return b.result(b.let("add", (b.let("log", (total,)), finite)), result)
+        # ATen composes it of five operators, each of which rounds
+        power = b.result(b.let("exp", (b.result(b.let("sub", (v, finite)), result),)), result)
+        total = b.result(b.reduce("sum", power), result)
+        return b.result(b.let("add", (b.result(b.let("log", (total,)), result), finite)), result)
 
     return Value(shape(ops.tensor(n)), result, at)
 

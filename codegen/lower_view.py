@@ -190,7 +190,8 @@ def slice_backward(low: Lowering, n: Node) -> Value:
 def inside(low: Lowering, x: Value, i: Index, d: int, start: Extent, outside: str) -> str:
     """``x`` where ``start <= i[d] < start + length``, read at a clamped place elsewhere and dropped."""
     b, place = low.build, i[d] - start
-    clamped = Min(Max(sympy.sympify(place), sympy.Integer(0)), sympy.sympify(x.shape[d]) - 1)
+    above = Max(sympy.sympify(place), sympy.Integer(0))  # type: ignore[no-untyped-call]
+    clamped = Min(above, sympy.sympify(x.shape[d]) - 1)  # type: ignore[no-untyped-call]
     ge = b.let("ge", (b.index(place), b.const(0, "i64")), dtype="b1")
     lt = b.let("lt", (b.index(place), b.index(x.shape[d])), dtype="b1")
     return b.let("where", (b.let("and", (ge, lt)), x.at((*i[:d], clamped, *i[d + 1 :])), outside))

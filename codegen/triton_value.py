@@ -229,6 +229,7 @@ class Values:
 def _literal(v: Let) -> str:
     if v.dtype == "b1":
         return str(bool(v.attr))
+    assert isinstance(v.attr, (int, float))
     if v.dtype == "i64":
         return str(int(v.attr))
     number = float(v.attr)

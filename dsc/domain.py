@@ -82,7 +82,7 @@ def divide(a: Extent, b: Extent) -> Extent | None:
         return int(quotient) if quotient.is_integer else None
     if not quotient.is_integer:
         return None
-    return quotient  # type: ignore[no-any-return]
+    return quotient
 
 
 def refine(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...] | None:

@@ -166,12 +166,11 @@ class Writer:
             if isinstance(e, sympy.Symbol):
                 self.bindings.setdefault(e.name, self.names[n])
                 self._define(e.name, n.op == "placeholder")
-        for t in v if isinstance(v, (tuple, list)) else [v]:
-            if isinstance(t, torch.Tensor) and t is v:
-                for d, e in enumerate(domain.shape(t)):
-                    if isinstance(e, sympy.Symbol):
-                        self.bindings.setdefault(e.name, f"{self.names[n]}.size({d})")
-                        self._define(e.name, n.op == "placeholder")
+        if isinstance(v, torch.Tensor):
+            for d, e in enumerate(domain.shape(v)):
+                if isinstance(e, sympy.Symbol):
+                    self.bindings.setdefault(e.name, f"{self.names[n]}.size({d})")
+                    self._define(e.name, n.op == "placeholder")
 
     def _define(self, symbol: str, at_entry: bool) -> None:
         text = self.bindings[symbol]
@@ -271,14 +270,14 @@ class Writer:
             self.lines.append(f"{name} = {self.target(n.target)}({', '.join([*args, *kwargs])})")
             if not view:
                 self.bind_symbols(n)
-        if n in self.read_by_kernels and not view and n not in {s.name for s in self.slots} and out is None:
+        if n in self.read_by_kernels and not view and out is None:
             self.expect(n)
         (self.pending.after if self.pending.calls else self.lines).extend(self.dead(i))
 
     def poolable(self, n: Node) -> bool:
+        """Whether the out= form computes the same: no operand is of another dtype."""
         t = ops.tensor(n)
-        plain = t.layout == torch.strided and all(a.is_contiguous() or True for a in [t])
-        return plain and all(ops.tensor(a).dtype == t.dtype for a in ops.tensor_operands(n))
+        return t.layout == torch.strided and all(ops.tensor(a).dtype == t.dtype for a in ops.tensor_operands(n))
 
     def target(self, target: Any) -> str:
         if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":

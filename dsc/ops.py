@@ -411,6 +411,17 @@ def _no_arithmetic_on_bool(node: Node) -> str | None:
     return "arithmetic on bool" if tensor(node).dtype == torch.bool else None
 
 
+def _sum(node: Node) -> str | None:
+    """ATen's 16-bit CPU kernels round ``alpha * y`` in loops that are not vectorised, and not in those that are."""
+    t = tensor(node)
+    alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+    if t.dtype in (torch.bfloat16, torch.float16) and t.device.type == "cpu" and alpha not in (1, -1):
+        operands = [tensor(a) for a in tensor_operands(node)]
+        if len(node.all_input_nodes) < 2 or any(o.shape != t.shape or not o.is_contiguous() for o in operands):
+            return "alpha rounds by layout in 16 bits"
+    return _no_arithmetic_on_bool(node)
+
+
 def _truth(node: Node) -> str | None:
     return None if tensor(node).dtype == torch.bool else "uint8 truth"
 
@@ -449,9 +460,10 @@ def _float_only_when_signed(node: Node) -> str | None:
 _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     **{
         f"{n}": _no_arithmetic_on_bool
-        for n in "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar neg.default square.default "
+        for n in "mul.Tensor mul.Scalar neg.default square.default "
         "maximum.default minimum.default relu.default clamp.default clamp_min.default clamp_max.default".split()
     },
+    **dict.fromkeys("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar".split(), _sum),
     **{f"{n}": _truth for n in "any.default any.dim any.dims all.default all.dim all.dims".split()},
     **{f"{n}": _extreme for n in "amax.default amin.default".split()},
     "cat.default": _cat,

@@ -89,6 +89,8 @@ class Web:
     """Values that must exist in memory whatever the groups: results of the graph, operands of ATen."""
     remarks: list[Remark]
     order: dict[Node, int]
+    below: dict[int, int] = field(default_factory=dict)
+    """Unit -> those that a path leads to, as a set of bits, until groups stop growing."""
 
     def live(self) -> list[Unit]:
         return sorted((u for u in self.units.values() if u.space is not None), key=lambda u: u.low)
@@ -177,6 +179,7 @@ def build(gm: GraphModule) -> Web:
             if last_ordered is not None:
                 link(web, last_ordered, place)
             last_ordered = place
+    find_below(web)
     return web
 
 
@@ -237,17 +240,27 @@ def cyclic(web: Web, a: Unit, b: Unit) -> bool:
 
 
 def _path(web: Web, start: Unit, end: Unit) -> bool:
-    stack = [s for s in start.succs if s != end.id]
-    seen = set(stack)
+    return any(s != end.id and web.below[s] >> end.id & 1 for s in start.succs)
+
+
+def find_below(web: Web) -> None:
+    """As built, units stand in an order in which each comes before those below it."""
+    for i in sorted(web.units, reverse=True):
+        web.below[i] = 0
+        for s in web.units[i].succs:
+            web.below[i] |= 1 << s | web.below[s]
+
+
+def join_below(web: Web, a: Unit, gone: int) -> None:
+    """What ``a`` now reaches, and that everything above the two reaches it."""
+    web.below[a.id] = (web.below[a.id] | web.below.pop(gone)) & ~(1 << a.id | 1 << gone)
+    reached = web.below[a.id] | 1 << a.id
+    stack = list(a.preds)
     while stack:
-        unit = web.units[stack.pop()]
-        if end.id in unit.succs:
-            return True
-        for s in unit.succs:
-            if s not in seen and web.units[s].low < end.high:
-                seen.add(s)
-                stack.append(s)
-    return False
+        i = stack.pop()
+        if web.below[i] | reached != web.below[i]:
+            web.below[i] |= reached
+            stack += web.units[i].preds
 
 
 def join(web: Web, a: Unit, b: Unit, space: Space) -> Unit:
@@ -274,6 +287,7 @@ def join(web: Web, a: Unit, b: Unit, space: Space) -> Unit:
             web.readers[v].discard(a.id)
             del a.reads[v]
     del web.units[b.id]
+    join_below(web, a, b.id)
     return a
 
 

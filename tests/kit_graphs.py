@@ -26,4 +26,6 @@ def story(gm: GraphModule, *passes: Pass, where: target.Target = CPU) -> str:
     reports = PassPipeline(passes).run(gm, where)
     lines = [f"{r.verdict:8}{r.node}: {r.why}" for _, report in reports for r in report.remarks]
     names = ", ".join(p.name for p in passes)
-    return f"--- before\n{before}--- after {names}\n{text.show(gm.graph)}--- remarks\n" + "".join(f"{x}\n" for x in lines)
+    return f"--- before\n{before}--- after {names}\n{text.show(gm.graph)}--- remarks\n" + "".join(
+        f"{x}\n" for x in lines
+    )

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import sympy
 import torch
-from kit_kernels import DTYPES, Build
 
 from dsc.codegen.kernel import COMPUTE, POINTWISE, Kernel
 from dsc.codegen.triton import Schedule, default_schedule, emit
 from dsc.codegen.triton_run import interpreted, launch
+from kit_kernels import DTYPES, Build
 
 Tensor = torch.Tensor
 

@@ -21,7 +21,8 @@ def as_function(nodes: Sequence[Node]) -> tuple[Callable[..., object], list[Node
 
     Views on the way are run again from the tensors that they look at.
     """
-    graph, copies = Graph(), {}
+    graph = Graph()
+    copies: dict[Node, Node] = {}
     inside = set(nodes)
     inputs: list[Node] = []
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
-from kit_cpp import TORCH, Unit, evaluate, make, sym, unit, verify
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dsc.codegen.build import CacheUnusable, CompileFailed, build, build_many, find_compiler
 from dsc.codegen.cpp import Call, emit, emit_unit
 from dsc.codegen.cpp_axes import tidy
 from dsc.codegen.kernel import COMPUTE, POINTWISE, Kernel, show
+from kit_cpp import TORCH, Unit, evaluate, make, sym, unit, verify
 
 i, j, k, r, q, N, M, K = sym("i j k r q N M K")
 FLOAT_OPS = ("sqrt", "rsqrt", "recip", "exp", "expm1", "exp2", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid",

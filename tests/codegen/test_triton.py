@@ -12,6 +12,9 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod, Modul
 
 pytest.importorskip("triton")
 
+from dsc.codegen.triton import Schedule, default_schedule, emit, grid
+from dsc.codegen.triton_index import bound, text
+from dsc.codegen.triton_run import CheckFailed, cross_compile, interpreted, launch
 from kit_kernels import DTYPES, Build, evaluate, pointwise, random_kernel
 from kit_triton import (
     apply,
@@ -26,10 +29,6 @@ from kit_triton import (
     softmax_kernel,
     transpose_kernel,
 )
-
-from dsc.codegen.triton import Schedule, default_schedule, emit, grid
-from dsc.codegen.triton_index import bound, text
-from dsc.codegen.triton_run import CheckFailed, cross_compile, interpreted, launch
 
 NAN, INF = math.nan, math.inf
 

@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from dsc.codegen.kernel import Kernel
+from dsc.codegen.triton import Schedule
+from dsc.codegen.triton_run import cross_compile
 from kit_kernels import Build, pointwise
 from kit_triton import (
     bag_kernel,
@@ -18,10 +21,6 @@ from kit_triton import (
     transpose_kernel,
     uniform_kernel,
 )
-
-from dsc.codegen.kernel import Kernel
-from dsc.codegen.triton import Schedule
-from dsc.codegen.triton_run import cross_compile
 
 COMPILED: dict[str, tuple[Kernel, Schedule | None]] = {
     "gelu": (pointwise("tanh", 4096 * 768, ["bf16"], "bf16"), None),

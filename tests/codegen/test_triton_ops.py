@@ -10,12 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from kit_kernels import DTYPES, Build, pointwise
-from kit_triton import apply, randn, run, same, uniform_kernel
-
 from dsc.codegen.kernel import COMPUTE
 from dsc.codegen.triton import emit
 from dsc.codegen.triton_run import cross_compile
+from kit_kernels import DTYPES, Build, pointwise
+from kit_triton import apply, randn, run, same, uniform_kernel
 
 Tensor = torch.Tensor
 NAN, INF = math.nan, math.inf

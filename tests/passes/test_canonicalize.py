@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+
 from dsc import target
 from dsc.errors import PassFailed
 from dsc.manager import PassPipeline
