@@ -74,7 +74,6 @@ class Unit:
     """Value -> whether some read shuffles it."""
     makes: list[Node] = field(default_factory=list)
     low: int = 0
-    high: int = 0
 
 
 @dataclass
@@ -154,7 +153,7 @@ def build(gm: GraphModule) -> Web:
             continue
         place = web.order[node]
         why = ops.why_not_fused(node)
-        unit = Unit(place, [node], None if why else domain.of(node), makes=[node], low=place, high=place)
+        unit = Unit(place, [node], None if why else domain.of(node), makes=[node], low=place)
         web.units[place] = unit
         web.maker[node] = place
         web.size[node] = bytes_of(node)
@@ -281,7 +280,7 @@ def join(web: Web, a: Unit, b: Unit, space: Space) -> Unit:
         link(web, a.id, s)
     a.succs.discard(b.id)
     a.preds.discard(b.id)
-    a.space, a.low, a.high = space, min(a.low, b.low), max(a.high, b.high)
+    a.space, a.low = space, min(a.low, b.low)
     for v in a.makes:
         if v in a.reads and not web.outside(v, {a.id}):
             web.readers[v].discard(a.id)

@@ -1,0 +1,43 @@
+"""Groups never join around a third: the bits that say what reaches what, against a walk over all paths."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsc.domain import Space
+from dsc.passes.fuse import Unit, Web, cyclic, find_below, join, link
+
+
+def reaches(web: Web, start: int, end: int) -> bool:
+    """By a path through a third unit."""
+    stack, seen = [s for s in web.units[start].succs if s != end], set[int]()
+    while stack:
+        i = stack.pop()
+        if end in web.units[i].succs:
+            return True
+        fresh = web.units[i].succs - seen
+        seen |= fresh
+        stack += fresh
+    return False
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(2, 12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30),
+)
+def test_joining_makes_no_cycle(size: int, edges: list[tuple[int, int]], joins: list[tuple[int, int]]) -> None:
+    web = Web({i: Unit(i, [], Space(()), low=i) for i in range(size)}, {}, {}, {}, set(), [], {})
+    for i, j in edges:
+        if max(i, j) < size:
+            link(web, min(i, j), max(i, j))
+    find_below(web)
+    for i, j in joins:
+        if i == j or i not in web.units or j not in web.units:
+            continue
+        a, b = web.units[i], web.units[j]
+        expected = reaches(web, i, j) or reaches(web, j, i)
+        assert cyclic(web, a, b) == expected
+        if not expected:
+            join(web, a, b, Space(()))
+    assert not any(i in web.units[i].succs or reaches(web, i, i) for i in web.units)
