@@ -412,13 +412,11 @@ def _no_arithmetic_on_bool(node: Node) -> str | None:
 
 
 def _sum(node: Node) -> str | None:
-    """ATen's 16-bit CPU kernels round ``alpha * y`` in loops that are not vectorised, and not in those that are."""
+    """ATen's 16-bit CPU kernels round ``alpha * y`` in scalar loops and rests, and not in vectorised loops."""
     t = tensor(node)
     alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
     if t.dtype in (torch.bfloat16, torch.float16) and t.device.type == "cpu" and alpha not in (1, -1):
-        operands = [tensor(a) for a in tensor_operands(node)]
-        if len(node.all_input_nodes) < 2 or any(o.shape != t.shape or not o.is_contiguous() for o in operands):
-            return "alpha rounds by layout in 16 bits"
+        return "alpha rounds by place in 16 bits"
     return _no_arithmetic_on_bool(node)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dsc import bind, ops
-from kit import Function, difference, together
+from kit import Function, difference, tensors, together
 
 aten: Any = torch.ops.aten
 INF, NAN = math.inf, math.nan
@@ -280,23 +280,49 @@ def cases(
     return inputs, fns
 
 
+LOOSE = ("prod.", "native_layer_norm_backward.", "gelu_backward.")
+"""ATen accumulates these in 16 bits, in an order that depends on its threads, or they cancel: kernels must come as close
+to the truth as ATen does."""
+
+
+def wrong(name: str, got: object, fn: Function, inputs: list[torch.Tensor]) -> str | None:
+    want = fn(*inputs)
+    found = difference(got, want)
+    if found is None or not name.startswith(LOOSE):
+        return found
+    exact = tensors(fn(*(t.double() if t.dtype.is_floating_point else t for t in inputs)))
+    triples = zip(tensors(got), tensors(want), exact)
+    slack = {torch.bfloat16: 8e-3, torch.float16: 1e-3}.get(tensors(want)[0].dtype, 1e-6)
+    closer = all(float((g - e).norm()) <= float((w - e).norm()) + slack * float(e.norm()) for g, w, e in triples)
+    return None if closer else found
+
+
 def compare(dtype: torch.dtype, layouts: tuple[tuple[str, int], ...], **options: object) -> set[str]:
     """Raises with every row that differs; gives the operators that kernels computed."""
     inputs, fns = cases(dtype, layouts)
     got, covered = together([f for _, f in fns], inputs, **options)
-    wrong = [f"{name}: {found}" for (name, fn), g in zip(fns, got) if (found := difference(g, fn(*inputs))) is not None]
-    assert not wrong, f"{len(wrong)} of {len(fns)} differ\n" + "\n".join(wrong)
+    bad = [f"{name}: {found}" for (name, fn), g in zip(fns, got) if (found := wrong(name, g, fn, inputs)) is not None]
+    assert not bad, f"{len(bad)} of {len(fns)} differ\n" + "\n".join(bad)
     return covered
 
 
-PAIRS = tuple(zip(LAYOUTS, SIZES))
 TURNS = {d: tuple((layout, SIZES[(i + k) % 4]) for k, layout in enumerate(LAYOUTS)) for i, d in enumerate(DTYPES)}
-COVERED: set[str] = set()
-
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: ops.SHORT[d])
 def test_cpp_gives_eagers_answers(dtype: torch.dtype) -> None:
-    COVERED.update(compare(dtype, TURNS[dtype]))
+    compare(dtype, TURNS[dtype])
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int32), ids=lambda d: ops.SHORT[d])
+def test_triton_gives_eagers_answers(dtype: torch.dtype) -> None:
+    compare(dtype, (("sliced", 7),), emit="triton")
+
+
+def test_every_row_is_computed_by_a_kernel() -> None:
+    """For some dtype: a row that ATen answers tests nothing."""
+    computed = {n for n in bind.RULES if ops.table()[n].kind not in ("view", "item")}
+    covered = compare(torch.float32, (("plain", 7),)) | compare(torch.int32, (("plain", 7),)) | compare(torch.bool, (("plain", 7),))
+    assert sorted(computed - covered) == []
 
 
 def test_every_rule_has_a_row() -> None:
