@@ -37,7 +37,7 @@ class OpInfo:
 
 _UNARY = (
     "neg abs reciprocal sqrt rsqrt exp expm1 exp2 log log1p log2 sin cos tanh erf sigmoid floor ceil trunc round relu "
-    "silu square isnan logical_not bitwise_not clone gelu isinf"
+    "silu isnan logical_not bitwise_not clone gelu isinf"
 ).split()
 
 _POINTWISE = frozenset(f"{n}.default" for n in _UNARY) | frozenset(
@@ -47,7 +47,7 @@ _POINTWISE = frozenset(f"{n}.default" for n in _UNARY) | frozenset(
     lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar
     logical_and.default logical_or.default logical_xor.default
     bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
-    where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
+    where.self masked_fill.Scalar masked_fill.Tensor
     clamp.default clamp.Tensor clamp_min.default clamp_max.default clamp_min.Tensor clamp_max.Tensor
     addcmul.default addcdiv.default lerp.Scalar lerp.Tensor
     _to_copy.default native_dropout_backward.default
@@ -236,12 +236,12 @@ _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64
 _FLOAT_RESULT = frozenset("mean.default mean.dim".split())
 _INT_OK = frozenset(
     """
-    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar neg.default abs.default square.default
+    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar neg.default abs.default
     maximum.default minimum.default relu.default clone.default _to_copy.default cat.default stack.default
     lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar
     logical_and.default logical_or.default logical_xor.default logical_not.default bitwise_not.default
     bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
-    where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
+    where.self masked_fill.Scalar masked_fill.Tensor
     clamp.default clamp_min.default clamp_max.default embedding.default slice_backward.default
     select_backward.default tril.default triu.default flip.default copy.default
     sum.default sum.dim_IntList any.default any.dim any.dims all.default all.dim all.dims amax.default amin.default
@@ -284,6 +284,8 @@ def _nll_forward(node: Node) -> str | None:
         return "class weights"
     if node.args[3] != 0:
         return "a loss over all rows is split first"
+    if any(u.args[1] == 1 and u.users for u in node.users):
+        return "the weight of an unreduced loss is read"
     return None if tensor(operand(node, 0)).dim() == 2 else "not [rows, classes]"
 
 
@@ -293,12 +295,17 @@ def _nll_backward(node: Node) -> str | None:
     return None if tensor(operand(node, 1)).dim() == 2 else "not [rows, classes]"
 
 
+def _layer_norm(node: Node, places: tuple[int, ...] = (0, 2, 3)) -> str | None:
+    dtypes = {tensor(a).dtype for a in (node.args[i] for i in places) if isinstance(a, Node)}
+    return "operands of several dtypes: fake statistics have another dtype than ATen's" if len(dtypes) > 1 else None
+
+
 def _layer_norm_backward(node: Node) -> str | None:
     mask = node.args[7]
     assert isinstance(mask, Sequence)
     if mask[0] and (mask[1] or mask[2]):
         return "input and parameter gradients are split first"
-    return None
+    return _layer_norm(node, (0, 1, 5, 6))
 
 
 def _plain_operands(node: Node) -> str | None:
@@ -372,10 +379,15 @@ def _reduction_dtype(node: Node) -> str | None:
 
 
 def _mse(node: Node) -> str | None:
-    shapes = {tuple(tensor(a).shape) for a in tensor_operands(node)}
-    if len(shapes) > 1:
+    if tensor(operand(node, 0)).shape != tensor(operand(node, 1)).shape:
         return "broadcast loss"
     return "unreduced loss" if len(node.args) > 2 and node.args[2] == 0 else None
+
+
+def _mse_backward(node: Node) -> str | None:
+    if tensor(operand(node, 1)).shape != tensor(operand(node, 2)).shape:
+        return "broadcast loss"
+    return "unreduced loss" if node.args[3] == 0 else None
 
 
 def _cat(node: Node) -> str | None:
@@ -458,7 +470,7 @@ def _float_only_when_signed(node: Node) -> str | None:
 _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     **{
         f"{n}": _no_arithmetic_on_bool
-        for n in "mul.Tensor mul.Scalar neg.default square.default "
+        for n in "mul.Tensor mul.Scalar neg.default "
         "maximum.default minimum.default relu.default clamp.default clamp_min.default clamp_max.default".split()
     },
     **dict.fromkeys("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar".split(), _sum),
@@ -472,6 +484,7 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     "native_dropout_backward.default": _plain_operands,
     "nll_loss_forward.default": _nll_forward,
     "nll_loss_backward.default": _nll_backward,
+    "native_layer_norm.default": _layer_norm,
     "native_layer_norm_backward.default": _layer_norm_backward,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "native_batch_norm_backward.default": _batch_norm_backward,
@@ -485,7 +498,7 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     "mean.default": _reduction_dtype,
     "mean.dim": _reduction_dtype,
     "mse_loss.default": _mse,
-    "mse_loss_backward.default": _mse,
+    "mse_loss_backward.default": _mse_backward,
     "slice_backward.default": _slice_backward,
     "arange.default": _arange,
     "arange.start": _arange,

@@ -132,6 +132,8 @@ def split_layer_norm_backward(rw: Rewriter, node: Node) -> bool:
     if not isinstance(mask, (list, tuple)) or not mask[0] or not (mask[1] or mask[2]) or not only_items(node):
         return False
     rest = node.args[:7]
+    if len({ops.tensor(a).dtype for a in rest[:2] + rest[5:] if isinstance(a, Node)}) > 1:
+        return False  # ATen computes it, in one call
     with rw.gm.graph.inserting_before(node):
         first = rw.call(node, node.target, *rest, [True, False, False])
         second = rw.call(node, node.target, *rest, [False, mask[1], mask[2]])
