@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
@@ -14,6 +15,7 @@ from dsc.codegen.kernel import Kernel
 from dsc.codegen.lower import Bound, Unlowerable, lower
 from dsc.domain import Space
 from dsc.steps import Step, storage_of
+from dsc.torch_shim import optimization_hint
 
 RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES}
 
@@ -139,8 +141,6 @@ def refused(step: Step, reason: Unlowerable) -> str:
 
 def accessed(bound: Bound) -> list[tuple[Node, int]]:
     """Bytes that the kernel reads of each input and writes to each output, each counted once (hints for symbols)."""
-    from dsc.torch_shim import optimization_hint
-
     k = bound.kernel
     extents = {a.name: int(optimization_hint(a.extent)) for a in k.axes}
     by_name = {v.name: v for v in k.lets}
@@ -149,17 +149,9 @@ def accessed(bound: Bound) -> list[tuple[Node, int]]:
         t = ops.tensor(n)
         whole = int(optimization_hint(t.numel()))
         touched = 0
-        for v in k.lets:
-            if v.op == "load" and v.access[0] == b.name:
-                axes = {s.name for s in v.access[1].free_symbols if s.name in extents}
-                axes |= set().union(*(by_name[a].axes for a in v.args)) if v.args else set()
-                count = 1
-                for a in axes:
-                    count *= extents[a]
-                touched = max(touched, count)
+        for index, v in {v.access[1]: v for v in k.lets if v.op == "load" and v.access[0] == b.name}.items():
+            axes = {s.name for s in index.free_symbols if s.name in extents}
+            axes |= set().union(*(by_name[a].axes for a in v.args)) if v.args else set()
+            touched += math.prod(extents[a] for a in axes)
         out.append((n, (whole if b.role != "in" else min(whole, touched)) * t.element_size()))
     return out
-
-
-def renamed(k: Kernel, name: str) -> Kernel:
-    return replace(k, name=name)

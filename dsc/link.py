@@ -387,8 +387,12 @@ def _symbols(t: torch.Tensor) -> set[str]:
 
 
 def _nbytes(n: Node) -> int:
+    """Bytes of a tensor in memory: broadcast dimensions count once."""
     t = n.meta.get("val")
-    return int(optimization_hint(t.numel())) * t.element_size() if isinstance(t, torch.Tensor) else 0
+    if not isinstance(t, torch.Tensor):
+        return 0
+    stored = [optimization_hint(s) for s, step in zip(t.shape, t.stride()) if not (isinstance(step, int) and step == 0)]
+    return math.prod(stored) * t.element_size()
 
 
 def _device(d: torch.device) -> str:
