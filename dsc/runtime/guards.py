@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dsc import ops
+
 
 def expect(t: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The tensor if it has these strides (those of size-1 dimensions aside) and this dtype, else a copy that has."""
@@ -53,6 +55,4 @@ def as_function(nodes: Sequence[Node]) -> tuple[Callable[..., object], list[Node
 
 
 def _is_view_call(n: Node) -> bool:
-    from dsc import ops
-
     return ops.is_view(n) or ops.is_split(n)
