@@ -387,6 +387,8 @@ def _mse(node: Node) -> str | None:
 def _mse_backward(node: Node) -> str | None:
     if tensor(operand(node, 1)).shape != tensor(operand(node, 2)).shape:
         return "broadcast loss"
+    if not all(tensor(operand(node, p)).is_contiguous() for p in (1, 2)):
+        return "strides that only ATen knows"
     return "unreduced loss" if node.args[3] == 0 else None
 
 
