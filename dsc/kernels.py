@@ -6,6 +6,7 @@ Where no kernels can be built (no compiler, no cache folder) the caller links th
 from __future__ import annotations
 
 import ctypes
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,10 +39,11 @@ def emitter(options: Options, device: torch.device) -> str:
 
 
 def compiler(options: Options) -> str | None:
-    """The C++ compiler, or None after one warning."""
-    found = build.find_compiler(options.cxx)
+    """The C++ compiler, or None after a warning.  One that the user names is used, or none."""
+    found = shutil.which(options.cxx) if options.cxx else build.find_compiler()
     if found is None:
-        warnings.warn(str(errors.CompilerMissing(("g++", "clang++", "c++"))), errors.DscWarning, stacklevel=2)
+        tried = (options.cxx,) if options.cxx else ("g++", "clang++", "c++")
+        warnings.warn(str(errors.CompilerMissing(tried)), errors.DscWarning, stacklevel=2)
     return found
 
 
