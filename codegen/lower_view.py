@@ -39,6 +39,8 @@ def expand(low: Lowering, n: Node, x: Value) -> Move:
 
 def permute(low: Lowering, n: Node, x: Value) -> Move:
     rank = len(x.shape)
+    if rank == 0:
+        return lambda i: i
     match ops.name_of(n):
         case "t.default":
             order = list(reversed(range(rank)))
