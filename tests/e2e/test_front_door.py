@@ -415,7 +415,10 @@ def test_outputs_that_are_inputs_or_views() -> None:
         same(a, b)
         assert a.stride() == b.stride()
         assert a.storage_offset() == b.storage_offset()
-    kept = [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in o for b in o] for o in (got, expected)]
+    kept = [
+        [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in o for b in o]
+        for o in (got, expected)
+    ]
     assert kept[0] == kept[1]
     got[3].zero_()
     assert not got[4].any()
@@ -435,7 +438,9 @@ def test_results_are_not_reused_memory() -> None:
 
 
 def test_two_threads_call_at_once() -> None:
-    m = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.Softmax(-1)).requires_grad_(False)
+    m = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.Softmax(-1)).requires_grad_(
+        False
+    )
     f = compile(m)
     inputs = [data(300, 64, seed=i) for i in range(2)]
     expected = [m(x) for x in inputs]
@@ -596,7 +601,9 @@ def test_every_kernel_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     same(train(m, compile(m, options={"on_compile": seen.append}), data()), train(m, m, data()))
     for c in seen:
         assert c.numbers["kernels"] == 0
-        assert any("stay with ATen: no" in r.why for name, report in c.reports if name == "link" for r in report.remarks)
+        assert any(
+            "stay with ATen: no" in r.why for name, report in c.reports if name == "link" for r in report.remarks
+        )
 
 
 @pytest.mark.parametrize("stage", ["joint", "graph"])

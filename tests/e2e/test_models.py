@@ -26,7 +26,9 @@ def _own_graphs() -> Iterator[None]:
         yield
 
 
-def step(model: nn.Module, call: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+def step(
+    model: nn.Module, call: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
     model.zero_grad(set_to_none=True)
     torch.manual_seed(7)
     loss = call(*inputs)
@@ -45,7 +47,9 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], compiled: nn.Module, twi
         assert (got is None) == (expected is None), name
         if expected is not None:
             scale = float(expected.abs().max())
-            torch.testing.assert_close(got, expected, rtol=rtol, atol=rtol * scale + 1e-9, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                got, expected, rtol=rtol, atol=rtol * scale + 1e-9, msg=lambda m, n=name: f"{n}: {m}"
+            )
     for (name, before), after in zip(model.named_buffers(), twin.buffers()):
         torch.testing.assert_close(after, before, rtol=rtol, atol=rtol, msg=lambda m, n=name: f"{n}: {m}")
 
