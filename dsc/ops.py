@@ -515,6 +515,17 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
 }
 
 
+def _oddly_strided(t: torch.Tensor) -> bool:
+    """Contiguous, but for strides of size-1 dimensions: fake broadcasting ignores them, ATen's does not."""
+    if 1 not in t.shape or not all(isinstance(n, int) for n in (*t.shape, *t.stride())):
+        return False
+    wanted = [1]
+    for n in reversed(t.shape[1:]):
+        wanted.append(wanted[-1] * n)
+    pairs = list(zip(t.shape, t.stride(), reversed(wanted)))
+    return all(s == w for n, s, w in pairs if n > 1) and any(s != w for n, s, w in pairs if n == 1)
+
+
 def why_not_fused(node: Node) -> str | None:
     """None if a kernel may compute the node, else why ATen must, in a few words."""
     kind = info(node).kind
@@ -537,6 +548,9 @@ def why_not_fused(node: Node) -> str | None:
             return "empty"
     if len({t.device for t in tensors}) > 1:
         return "several devices"
+    if kind == "pointwise" and any(map(_oddly_strided, map(tensor, operands))):
+        if len({tuple(map(str, tensor(a).shape)) for a in operands}) > 1:
+            return "strides that only ATen knows"
     name = name_of(node)
     if name not in _INT_OK and kind != "create":
         index = _INDEX_ARGS.get(name, frozenset())
