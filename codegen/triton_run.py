@@ -155,7 +155,7 @@ def _interpreting(fn: Callable[..., None]) -> Iterator[None]:
         scope = interpreter._patch_lang(fn)
         undo.callback(scope.restore)
         scope.set_attr(tl, "reduce", _reduce)
-        for name, method in (("cast_impl", _cast), ("create_fma", _fma)):
+        for name, method in (("cast_impl", _cast), ("create_fma", _fma), ("create_splat", _splat)):
             setattr(builder, name, method)  # on the one object, over the methods of its class
             undo.callback(delattr, builder, name)
         yield
@@ -170,6 +170,13 @@ def _cast(source: Any, target: Any) -> Any:
     if (old, new) == (tl.bfloat16, tl.float32):
         return interpreter.TensorHandle((data.astype(np.uint32) << 16).view(np.float32), new)
     return interpreter.InterpreterBuilder.cast_impl(interpreter.interpreter_builder, source, target)
+
+
+def _splat(target: Any, source: Any) -> Any:
+    """A comparison of single numbers holds bools though it says that it is of their dtype: keep them bools."""
+    if source.data.dtype == np.bool_:
+        return interpreter.TensorHandle(np.full(target.shape, source.data.flat[0]), source.dtype.scalar)
+    return interpreter.InterpreterBuilder.create_splat(interpreter.interpreter_builder, target, source)
 
 
 def _fma(x: Any, y: Any, z: Any) -> Any:
