@@ -517,7 +517,7 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
 
 def _oddly_strided(t: torch.Tensor) -> bool:
     """Contiguous, but for strides of size-1 dimensions: fake broadcasting ignores them, ATen's does not."""
-    if 1 not in t.shape or not all(isinstance(n, int) for n in (*t.shape, *t.stride())):
+    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())) or 1 not in t.shape:
         return False
     wanted = [1]
     for n in reversed(t.shape[1:]):
