@@ -242,10 +242,9 @@ class Maker:
             case "logsumexp":
                 return f"torch.logsumexp({{0}}, {dims}, {keep})"
             case "var" | "std":
-                root = "({0} * 1.0)" if name == "var" else "({0} * 1.0)"
                 count = _product([x.shape[d] for d in dims] if x.dim() else [])
                 tail = "" if name == "var" else ".add(0.1).sqrt()"
-                return f"{root}.var({dims}, correction={int(count > 1)}, keepdim={keep}){tail}"
+                return f"{{0}}.var({dims}, correction={int(count > 1)}, keepdim={keep}){tail}"
             case "amax" | "amin":
                 return f"{{0}}.{name}({dims}, {keep})"
             case _:
@@ -289,7 +288,7 @@ class Maker:
             case "select":
                 return f"{{0}}.select({d}, {rng.randrange(-n, n)})"
             case "expand":
-                return rng.choice((f"{{0}}.unsqueeze({d}).expand({', '.join('-1' * d for d in ())}{', '.join([*('-1' for _ in range(d)), '3', *('-1' for _ in range(rank - d))])})", f"{{0}}.expand(2, {', '.join(['-1'] * rank)})"))
+                return rng.choice((f"{{0}}.unsqueeze({d}).expand({', '.join([*('-1' for _ in range(d)), '3', *('-1' for _ in range(rank - d))])})", f"{{0}}.expand(2, {', '.join(['-1'] * rank)})"))
             case "reshape":
                 shape = [*x.shape]
                 rng.shuffle(shape)
@@ -319,7 +318,7 @@ def _product(shape: Sequence[int]) -> int:
 
 def _broadcasts(a: torch.Tensor, b: torch.Tensor) -> bool:
     try:
-        return _product(torch.broadcast_shapes(a.shape, b.shape)) <= LIMIT
+        return _product(torch.broadcast_tensors(a, b)[0].shape) <= LIMIT  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
 
@@ -399,7 +398,7 @@ def compare(
             return f"result {i}: finite elsewhere than eager's"
         a, b, c = (t.nan_to_num(0, 0, 0) for t in (a, b, c))
         scale = float(c.abs().max()) if c.numel() else 0.0
-        room = max(EPSILON[g.dtype], lowest) * (c.abs() + max(scale, 0.1)) + 3 * float((b - c).abs().max())
+        room = max(EPSILON[g.dtype], lowest) * (c.abs() + max(scale, 0.1)) + 8 * float((b - c).abs().max())
         if bool(((a - b).abs() > room + 1e-30).any()):
             at = int(((a - b).abs() - room).argmax())
             return f"result {i}: {a.flatten()[at]} instead of {b.flatten()[at]}, in float64 {c.flatten()[at]}"
@@ -412,7 +411,7 @@ def lowest(p: Program) -> float:
     return max((EPSILON[getattr(torch, d)] for d in words if d in FLOATS), default=0.0)
 
 
-def check_all(programs: Sequence[Program], options: dict[str, object] | None = None) -> list[str | None]:
+def check_all(programs: Sequence[Program], options: dict[str, Any] | None = None) -> list[str | None]:
     """What is wrong with each, all compiled as one graph; alone where the whole fails."""
     inputs = [p.tensors() for p in programs]
     flat = [t for ts in inputs for t in ts]
@@ -424,7 +423,7 @@ def check_all(programs: Sequence[Program], options: dict[str, object] | None = N
     source += f"\ndef together({', '.join(f'x{i}' for i in range(len(flat)))}):\n    return ({', '.join(calls)},)\n"
     torch._dynamo.reset()
     try:
-        results = torch.compile(execute(source)["together"], backend="dsc", options=options, fullgraph=True)(*flat)
+        results = torch.compile(execute(source)["together"], backend="dsc", options=options, fullgraph=True)(*flat)  # type: ignore[no-untyped-call]
         grads = iter(gradients([r for rs in results for r in rs], flat))
         mine: list[list[torch.Tensor | None]] = []
         for ts, rs in zip(inputs, results):
@@ -453,7 +452,7 @@ def has_odd_strides(p: Program) -> bool:
     return any(1 in t.shape and t.stride() != torch.empty(t.shape, device="meta").stride() for t in values)
 
 
-def check(p: Program, options: dict[str, object] | None = None) -> str | None:
+def check(p: Program, options: dict[str, Any] | None = None) -> str | None:
     return check_all([p], options)[0]
 
 
@@ -498,7 +497,7 @@ def main() -> int:
     parser.add_argument("--emit", choices=("auto", "cpp", "triton"), default="auto")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     a = parser.parse_args()
-    options: dict[str, object] = {"emit": a.emit}
+    options: dict[str, Any] = {"emit": a.emit}
     end, seed, found = time.monotonic() + a.seconds, a.seed, 0
     while time.monotonic() < end and found < a.failures:
         programs = [generate(random.Random(seed + i)) for i in range(a.batch)]
