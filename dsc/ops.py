@@ -548,9 +548,9 @@ def why_not_fused(node: Node) -> str | None:
             return "empty"
     if len({t.device for t in tensors}) > 1:
         return "several devices"
-    if kind == "pointwise" and any(map(_oddly_strided, map(tensor, operands))):
-        if len({tuple(map(str, tensor(a).shape)) for a in operands}) > 1:
-            return "strides that only ATen knows"
+    shapes = {tuple(map(str, tensor(a).shape)) for a in operands}
+    if kind == "pointwise" and len(shapes) > 1 and any(map(_oddly_strided, map(tensor, operands))):
+        return "strides that only ATen knows"
     name = name_of(node)
     if name not in _INT_OK and kind != "create":
         index = _INDEX_ARGS.get(name, frozenset())

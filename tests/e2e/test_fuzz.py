@@ -25,13 +25,27 @@ def differ(seed: int, options: dict[str, object], count: int = TOGETHER) -> None
 
 
 @given(st.integers(0, 1 << 16))
-@settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=NO_SHRINKING, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=NO_SHRINKING,
+    suppress_health_check=list(HealthCheck),
+)
 def test_programs_in_cpp(seed: int) -> None:
     differ(seed, {})
 
 
 @given(st.integers(0, 1 << 16))
-@settings(max_examples=3, deadline=None, derandomize=True, database=None, phases=NO_SHRINKING, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=NO_SHRINKING,
+    suppress_health_check=list(HealthCheck),
+)
 def test_programs_in_tritons_interpreter(seed: int) -> None:
     differ(seed, {"emit": "triton"})
 

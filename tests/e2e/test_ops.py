@@ -305,12 +305,13 @@ def compare(dtype: torch.dtype, layouts: tuple[tuple[str, int], ...], **options:
 
 TURNS = {d: tuple((layout, SIZES[(i + k) % 4]) for k, layout in enumerate(LAYOUTS)) for i, d in enumerate(DTYPES)}
 
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: ops.SHORT[d])
 def test_cpp_gives_eagers_answers(dtype: torch.dtype) -> None:
     compare(dtype, TURNS[dtype])
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int32), ids=lambda d: ops.SHORT[d])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=lambda d: ops.SHORT[d])
 def test_triton_gives_eagers_answers(dtype: torch.dtype) -> None:
     compare(dtype, (("sliced", 7),), emit="triton")
 
@@ -318,7 +319,11 @@ def test_triton_gives_eagers_answers(dtype: torch.dtype) -> None:
 def test_every_row_is_computed_by_a_kernel() -> None:
     """For some dtype: a row that ATen answers tests nothing."""
     computed = {n for n in bind.RULES if ops.table()[n].kind not in ("view", "item")}
-    covered = compare(torch.float32, (("plain", 7),)) | compare(torch.int32, (("plain", 7),)) | compare(torch.bool, (("plain", 7),))
+    covered = (
+        compare(torch.float32, (("plain", 7),))
+        | compare(torch.int32, (("plain", 7),))
+        | compare(torch.bool, (("plain", 7),))
+    )
     assert sorted(computed - covered) == []
 
 

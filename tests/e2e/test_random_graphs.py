@@ -158,13 +158,17 @@ def check(seeds: Sequence[int], emit: str) -> None:
     drafts = [d for d in map(draft, seeds) if d.steps]
 
     def leaves() -> list[list[Tensor]]:
-        return [[x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in d.inputs] for d in drafts]
+        return [
+            [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in d.inputs] for d in drafts
+        ]
 
     compiled = torch.compile(all_outputs, backend="dsc", options={"emit": emit}, fullgraph=True, dynamic=False)
     ours, theirs = leaves(), leaves()
     got, want = compiled(drafts, ours), all_outputs(drafts, theirs)
     for results in (got, want):
-        total = sum(((r * (i % 3 + 1)).sum() for row in results for i, r in enumerate(row) if r.requires_grad), torch.zeros(()))
+        total = sum(
+            ((r * (i % 3 + 1)).sum() for row in results for i, r in enumerate(row) if r.requires_grad), torch.zeros(())
+        )
         total.backward()
     for d, a, b, x, y in zip(drafts, got, want, ours, theirs):
         for r, s in zip(a, b):
@@ -173,7 +177,9 @@ def check(seeds: Sequence[int], emit: str) -> None:
         for p, q in zip(x, y):
             assert (p.grad is None) == (q.grad is None), describe(d)
             if p.grad is not None:
-                torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=2e-4, msg=lambda m, d=d: f"grad: {m}\n{describe(d)}")
+                torch.testing.assert_close(
+                    p.grad, q.grad, rtol=1e-3, atol=2e-4, msg=lambda m, d=d: f"grad: {m}\n{describe(d)}"
+                )
 
 
 def steps_of(t: Tensor) -> list[int]:
@@ -187,7 +193,9 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @pytest.mark.parametrize("part", range(4))
 def test_cpp(part: int) -> None:
-    @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=QUIET, phases=[*settings().phases][:3])
+    @settings(
+        max_examples=4, deadline=None, derandomize=True, suppress_health_check=QUIET, phases=[*settings().phases][:3]
+    )
     @given(SEEDS)
     def many(seeds: list[int]) -> None:
         torch._dynamo.reset()
@@ -198,7 +206,9 @@ def test_cpp(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_triton_in_the_interpreter(part: int) -> None:
-    @settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=QUIET, phases=[*settings().phases][:3])
+    @settings(
+        max_examples=3, deadline=None, derandomize=True, suppress_health_check=QUIET, phases=[*settings().phases][:3]
+    )
     @given(SEEDS)
     def many(seeds: list[int]) -> None:
         torch._dynamo.reset()
