@@ -21,6 +21,7 @@ from dsc.codegen import indexing
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE, Axis, Buffer, Kernel, Let, Store
 from dsc.domain import Extent, Space, product, runs_over, same, shape
+from dsc.steps import storage_of
 
 
 class Unlowerable(Exception):
@@ -210,7 +211,7 @@ class Lowering:
 
     def inside(self, n: Node) -> bool:
         """Whether a chain of views starts from a value that this kernel computes."""
-        root = view_root(n)
+        root = storage_of(n)
         return root in self.group or (ops.info(root).kind == "item" and root.args[0] in self.group)
 
     def results(self, n: Node) -> tuple[Value, ...]:
@@ -222,7 +223,7 @@ class Lowering:
 
     def external(self, n: Node) -> Value:
         """A buffer in memory, read through the strides of its views."""
-        root = view_root(n)
+        root = storage_of(n)
         t, base = ops.tensor(n), ops.tensor(root)
         if t.dtype not in ops.SHORT:
             raise Unlowerable(f"dtype {t.dtype}")
@@ -257,13 +258,6 @@ def size(arg: object) -> Extent:
     if isinstance(arg, (int, torch.SymInt)):
         return domain.extent(arg)
     raise Unlowerable(f"size {arg!r}")
-
-
-def view_root(n: Node) -> Node:
-    """The node whose storage a chain of strided views looks at."""
-    while n.op == "call_function" and (ops.is_view(n) or ops.is_split(n)):
-        n = ops.operand(n, 0)
-    return n
 
 
 def lower(

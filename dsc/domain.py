@@ -85,13 +85,16 @@ def divide(a: Extent, b: Extent) -> Extent | None:
     return quotient
 
 
-def refine(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """The coarsest row-major factorisation finer than both, or None.  Reduced and parallel dimensions never mix."""
+def refine(left: Sequence[Dim], right: Sequence[Dim], *, mixed: bool = False) -> tuple[Dim, ...] | None:
+    """The coarsest row-major factorisation finer than both, or None.
+
+    Reduced and parallel dimensions never meet, unless ``mixed``: then what ``left`` says of a dimension holds.
+    """
     a, b = list(left), list(right)
     out: list[Dim] = []
     while a and b:
         x, y = a[0], b[0]
-        if x.reduce != y.reduce:
+        if x.reduce != y.reduce and not mixed:
             return None
         if same(x.extent, y.extent):
             out.append(x)
@@ -102,7 +105,7 @@ def refine(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...] | None:
             a.pop(0)
             b[0] = Dim(rest, y.reduce)
         elif (rest := divide(x.extent, y.extent)) is not None:
-            out.append(y)
+            out.append(Dim(y.extent, x.reduce))
             b.pop(0)
             a[0] = Dim(rest, x.reduce)
         else:
@@ -146,32 +149,10 @@ def meet(a: Space, b: Space) -> Space | None:
         dims = refine(a.dims, b.dims)
         return Space(dims) if dims is not None else None
     rows, flat = (a, b) if a.reduces else (b, a)
-    whole = _refine_ignoring_flags(rows.dims, flat.dims)
+    whole = refine(rows.dims, flat.dims, mixed=True)
     if whole is not None:
         return Space(whole)
     return _refine_rows(rows, flat)
-
-
-def _refine_ignoring_flags(rows: Sequence[Dim], flat: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    a, b = list(rows), list(flat)
-    out: list[Dim] = []
-    while a and b:
-        x, y = a[0], b[0]
-        if same(x.extent, y.extent):
-            out.append(x)
-            a.pop(0)
-            b.pop(0)
-        elif (rest := divide(y.extent, x.extent)) is not None:
-            out.append(x)
-            a.pop(0)
-            b[0] = Dim(rest)
-        elif (rest := divide(x.extent, y.extent)) is not None:
-            out.append(Dim(y.extent, x.reduce))
-            b.pop(0)
-            a[0] = Dim(rest, x.reduce)
-        else:
-            return None
-    return tuple(out) if not a and not b else None
 
 
 def _refine_rows(rows: Space, flat: Space) -> Space | None:

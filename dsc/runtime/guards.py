@@ -28,31 +28,26 @@ def as_function(nodes: Sequence[Node]) -> tuple[Callable[..., object], list[Node
     inside = set(nodes)
     inputs: list[Node] = []
 
-    def copied(n: Node) -> Node:
-        if n not in copies:
-            if n in inside or (n.op == "call_function" and _is_view_call(n)):
-                for a in n.all_input_nodes:
-                    copied(a)
-                copies[n] = graph.node_copy(n, lambda x: copies[x])
-            else:
-                inputs.append(n)
-        return copies.get(n, n)
+    def again(n: Node) -> bool:
+        return n in inside or ops.is_view(n) or ops.is_split(n)
 
     def outer(n: Node) -> None:
-        if n in inside or (n.op == "call_function" and _is_view_call(n)):
+        if again(n):
             for a in n.all_input_nodes:
                 outer(a)
         elif n not in copies:
             copies[n] = graph.placeholder(n.name)
             inputs.append(n)
 
-    for n in nodes:
+    def copied(n: Node) -> None:
+        if n not in copies:
+            for a in n.all_input_nodes:
+                copied(a)
+            copies[n] = graph.node_copy(n, lambda x: copies[x])
+
+    for n in nodes:  # placeholders stand before everything else
         outer(n)
     for n in nodes:
         copied(n)
     graph.output(())
     return GraphModule(torch.nn.Module(), graph), inputs
-
-
-def _is_view_call(n: Node) -> bool:
-    return ops.is_view(n) or ops.is_split(n)
