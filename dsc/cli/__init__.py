@@ -1,0 +1,17 @@
+"""The ``dsc`` command: a file a command, each of which imports what it needs, so that ``dsc --help`` is quick."""
+
+from __future__ import annotations
+
+try:
+    import rich as _rich  # noqa: F401
+    import typer as _typer  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(f"The dsc command needs {error.name}: pip install 'dsc-compiler[cli]'") from None
+
+from dsc.cli import demo as demo
+from dsc.cli.app import app as app
+
+
+def main() -> None:
+    """The console entry point."""
+    app()
