@@ -1,10 +1,15 @@
-"""The record of one compiled graph, handed to ``options["on_compile"]``."""
+"""The record of one compiled graph, handed to ``options["on_compile"]`` and to watchers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
+from torch.fx import GraphModule
+
+from dsc import text
+from dsc.codegen.lower import Bound
 from dsc.manager import Report
 from dsc.program import Program
 
@@ -15,9 +20,17 @@ class Compilation:
     """forward, backward or inference."""
     program: Program
     reports: tuple[tuple[str, Report], ...]
-    text: str
-    """Canonical text of the graph after all passes."""
+    """What each pass did, by its name, and last ``link``: what could not become a kernel."""
+    gm: GraphModule
+    """The graph after all passes, with its groups in the notes."""
     seconds: float
+    bound: Mapping[str, Bound] = field(default_factory=dict)
+    """Group -> its kernel and the nodes behind the kernel's buffers."""
+
+    @cached_property
+    def text(self) -> str:
+        """Canonical text of the graph after all passes."""
+        return text.show(self.gm.graph)
 
     @property
     def numbers(self) -> Mapping[str, float]:

@@ -47,6 +47,13 @@ def compiler(options: Options) -> str | None:
     return found
 
 
+def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequenced], on_gpu: bool) -> str:
+    """The C++ or Triton of the kernels, not built."""
+    if emitter == "cpp":
+        return cpp.emit_unit(kernels, [s.calls for s in sequences])
+    return "\n".join(triton.emit(k, triton.default_schedule(k, interpreter=not on_gpu)) for k in kernels)
+
+
 def cpp_launches(
     kernels: Sequence[Kernel], sequences: Sequence[Sequenced], options: Options, cxx: str
 ) -> tuple[list[Launch], str]:

@@ -36,15 +36,18 @@ OUT_VARIANTS = {
 
 
 def link(
-    gm: GraphModule, options: Options, arenas: pool.Pool, kind: str, prefix: str = "k"
-) -> tuple[Program, tuple[Remark, ...]]:
-    """The program of a graph, and what could not become a kernel."""
+    gm: GraphModule, options: Options, arenas: pool.Pool, kind: str, prefix: str = "k", build: bool = True
+) -> tuple[Program, dict[str, Bound], tuple[Remark, ...]]:
+    """The program of a graph, the kernel of each group, and what could not become a kernel.
+
+    Without ``build`` nothing is compiled: the program is there to be read.
+    """
     bound, remarks = bind_all(gm, options, prefix)
     refused = frozenset(r.node for r in remarks)
     writer = Writer(gm, steps(gm, refused), bound, options, kind)
     writer.write()
-    launches, code = build_launches(writer, options)
-    return writer.program(launches, code, arenas), tuple(remarks)
+    launches, code = build_launches(writer, options, build)
+    return writer.program(launches, code, arenas), bound, tuple(remarks)
 
 
 def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, Bound], list[Remark]]:
@@ -60,13 +63,15 @@ def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, 
     return bound, remarks
 
 
-def build_launches(writer: Writer, options: Options) -> tuple[list[kernels.Launch], str]:
+def build_launches(writer: Writer, options: Options, build: bool) -> tuple[list[kernels.Launch], str]:
     distinct = list(
         {b.kernel.name: b.kernel for b in writer.bound.values() if b.kernel.name in writer.launched}.values()
     )
     if not distinct:
         return [], ""
     emitter = kernels.emitter(options, writer.device)
+    if not build:
+        return [], kernels.source(emitter, distinct, writer.sequences, on_gpu=writer.device.type == "cuda")
     if emitter == "triton":
         return kernels.triton_launches(distinct, writer.sequences, writer.device.type == "cuda")
     cxx = kernels.compiler(options)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dsc.errors import BadOption, OptionNotYet, UnknownOption
 
@@ -42,6 +42,9 @@ class Options:
 
     on_compile: Callable[[object], None] | None = None
     """Called once for every compiled graph, with its report."""
+
+    watchers: tuple[Any, ...] = ()
+    """Objects that hear of every graph and pass: see ``dsc.watch.Watcher``."""
 
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
@@ -98,6 +101,10 @@ def checked(name: str, value: object, shown: str) -> object:
     elif name == "on_compile":
         if value is not None and not callable(value):
             raise BadOption(shown, value, "a function of one argument, or None")
+    elif name == "watchers":
+        if not isinstance(value, (list, tuple)):
+            raise BadOption(shown, value, "a list of dsc.watch.Watcher")
+        value = tuple(value)
     elif value is not None and not isinstance(value, str):
         raise BadOption(shown, value, "a string, or None")
     return value

@@ -11,12 +11,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from dsc import backend, ops
+from dsc import compiler, ops
 from dsc import options as opt
 from dsc.compilation import Compilation
 from dsc.errors import DscWarning
 from dsc.notes import notes
-from dsc.runtime.pool import Pool
 from dsc.target import find
 
 Function = Callable[..., Any]
@@ -83,8 +82,7 @@ def run(gm: GraphModule, inputs: Sequence[torch.Tensor], **options: object) -> t
     chosen = opt.parse({**options, "on_compile": seen.append}, None, {})
     with warnings.catch_warnings():
         warnings.simplefilter("error", DscWarning)
-        _, passes = backend.pipelines(chosen)
-        call = backend.compile_aten(gm, "inference", passes, find("cpu"), chosen, Pool())
+        call = compiler.compile_aten(gm, "inference", compiler.make(chosen, find("cpu")))
     return list(call(list(inputs))), seen[0]  # type: ignore[arg-type]
 
 

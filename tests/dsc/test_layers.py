@@ -9,14 +9,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
     "dsc.errors dsc.codegen.writer",
-    "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim dsc.traps",
+    "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim dsc.traps dsc.sdpa",
     "dsc.text dsc.cost dsc.liveness dsc.domain dsc.codegen.kernel",
-    "dsc.program dsc.steps",
+    "dsc.program dsc.steps dsc.retarget",
     "dsc.verify",
     "dsc.manager",
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",
-    "dsc.passlist dsc.link dsc.debug dsc.distributed",
+    "dsc.passlist dsc.link dsc.watch",
+    "dsc.compiler",
+    "dsc.debug dsc.distributed",
     "dsc.cli dsc.backend dsc.__main__ dsc",
 ]
 LAYER = {name: i for i, names in enumerate(LAYERS) for name in names.split()}

@@ -1,0 +1,195 @@
+"""From AOTAutograd's graphs to programs: the steps of every compilation, whoever asks for it."""
+
+from __future__ import annotations
+
+import operator
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dsc import errors, kernels, link, manager, passlist, watch
+from dsc.compilation import Compilation
+from dsc.manager import Pass, PassPipeline, Remark, Report
+from dsc.options import Options
+from dsc.runtime import run
+from dsc.runtime.pool import Pool
+from dsc.target import Target
+from dsc.torch_shim import RNG_CALLS, default_partition, detect_fake_mode, make_boxed_func
+from dsc.watch import Watcher
+
+Compiled = Callable[[list[object]], tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """All that the graphs of one captured function have in common."""
+
+    options: Options
+    target: Target
+    joint: tuple[Pass, ...]
+    """Passes on the joint graph."""
+    graph: tuple[Pass, ...]
+    """Passes on each graph after the split."""
+    pool: Pool
+    watchers: tuple[Watcher, ...] = ()
+
+    def pipeline(self, stage: str) -> PassPipeline:
+        passes = self.joint if stage == "joint" else self.graph
+        return PassPipeline(passes, watch.observers(self.watchers, stage), self.options.verify)
+
+
+def make(options: Options, target: Target, watchers: Sequence[Watcher] = ()) -> Compiler:
+    """A compiler with the passes that the options name.
+
+    Raises:
+        UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
+    """
+    joint, graph = chosen(options)
+    compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers))
+    for stage in ("joint", "forward"):
+        compiler.pipeline(stage)  # a bad order raises now
+    return compiler
+
+
+def chosen(options: Options) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """Passes on the joint graph, and on the graphs after the split."""
+    if options.passes is None:
+        return passlist.JOINT, passlist.GRAPH
+    passes = manager.parse(options.passes, passlist.KNOWN)
+    joint, graph = ({p.name for p in default} for default in (passlist.JOINT, passlist.GRAPH))
+    return tuple(p for p in passes if p.name in joint), tuple(p for p in passes if p.name in graph)
+
+
+def split(joint: GraphModule, inputs: Sequence[Any], compiler: Compiler, **kwargs: Any) -> tuple[GraphModule, ...]:
+    """The forward and the backward graph, after the joint passes.  Takes what AOTAutograd gives to a partitioner."""
+    forward, backward = default_partition(run_joint(joint, compiler), inputs, **kwargs)
+    complete(forward)
+    complete(backward)
+    return forward, backward
+
+
+def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
+    """The graph after the passes, or as it was, after a warning, where one of them fails."""
+    for w in compiler.watchers:
+        w.traced("joint", gm)
+    kept = copied(gm)
+    try:
+        compiler.pipeline("joint").run(gm, compiler.target)
+    except Exception as why:
+        leave("joint", why, compiler)
+        return kept
+    return gm
+
+
+def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
+    """One ATen graph to a boxed function: kernels and ATen, or ATen alone where kernels cannot be had."""
+    kept = copied(gm)
+    try:
+        record = plan(gm, kind, compiler)
+        call = run.load(record.program, kind)
+    except errors.DscWarning:
+        raise
+    except Exception as why:
+        leave(kind, why, compiler)
+        aten = (Remark("", "skipped", f"the whole graph stays with ATen: {first_line(why)}"),)
+        try:
+            record = linked(kept, kind, compiler, (), aten)
+            call = run.load(record.program, kind)
+        except Exception:
+            kept.recompile()
+            return make_boxed_func(kept.forward)
+    tell(record, compiler)
+    return call
+
+
+def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> Compilation:
+    """The passes on ``gm``, in place, and its program; without ``build`` the program can be read but not run."""
+    start = time.perf_counter()
+    for w in compiler.watchers:
+        w.traced(kind, gm)
+    emitter = kernels.emitter(compiler.options, device_of(gm))
+    reports: tuple[tuple[str, Report], ...] = ()
+    if emitter != "aten" and not (build and emitter == "cpp" and kernels.compiler(compiler.options) is None):
+        reports = compiler.pipeline(kind).run(gm, compiler.target)
+    return linked(gm, kind, compiler, reports, build=build, start=start)
+
+
+def linked(
+    gm: GraphModule,
+    kind: str,
+    compiler: Compiler,
+    reports: tuple[tuple[str, Report], ...],
+    remarks: tuple[Remark, ...] = (),
+    build: bool = True,
+    start: float | None = None,
+) -> Compilation:
+    """The graph as it is, with its noted groups, to a program."""
+    start = time.perf_counter() if start is None else start
+    program, bound, skipped = link.link(gm, compiler.options, compiler.pool, kind, build=build)
+    reports = (*reports, ("link", Report(True, (*remarks, *skipped))))
+    return Compilation(kind, program, reports, gm, time.perf_counter() - start, bound)
+
+
+def tell(record: Compilation, compiler: Compiler) -> None:
+    """Hand the record to whoever asked for it."""
+    if compiler.options.on_compile is not None:
+        compiler.options.on_compile(record)
+    for w in compiler.watchers:
+        w.compiled(record)
+
+
+def leave(kind: str, why: Exception, compiler: Compiler) -> None:
+    """Say that a graph stays with ATen: a warning, and a word to the watchers."""
+    for w in compiler.watchers:
+        w.left(kind, first_line(why))
+    warnings.warn(str(errors.LeftToATen(kind, first_line(why))), errors.DscWarning, stacklevel=3)
+
+
+def first_line(why: Exception) -> str:
+    """``ValueError: no such thing``; of our own errors their sentence."""
+    words = str(why).strip().split("\n")[0].rstrip(".")
+    return words if isinstance(why, errors.DscError) else f"{type(why).__name__}: {words}"
+
+
+def copied(gm: GraphModule) -> GraphModule:
+    """The graph as it is now; nodes keep their meta, each its own copy."""
+    graph = Graph()
+    known: dict[Node, Node] = {}
+    for node in gm.graph.nodes:
+        known[node] = graph.node_copy(node, known.__getitem__)
+    return GraphModule(gm, graph)
+
+
+def complete(gm: GraphModule) -> None:
+    """Fake values for what the split made without: random calls of checkpoint regions, made again in the backward."""
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and "val" not in n.meta]
+    if not nodes:
+        return
+    mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    for n in nodes:
+        if mode is None or not all("val" in a.meta for a in n.all_input_nodes):
+            continue
+        args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
+        with mode:
+            match RNG_CALLS.get(getattr(n.target, "__name__", "")):
+                case "saves":
+                    n.meta["val"] = (torch.get_rng_state(), args[0](*args[1:], **kwargs))
+                case "restores":
+                    n.meta["val"] = args[1](*args[2:], **kwargs)
+                case _ if n.target is operator.getitem:
+                    n.meta["val"] = args[0][args[1]]
+
+
+def device_of(gm: GraphModule) -> torch.device:
+    """Where the graph's tensors live: that of most of its nodes, so that a scalar on the CPU does not count."""
+    counts: dict[torch.device, int] = {}
+    for n in gm.graph.nodes:
+        v = n.meta.get("val")
+        if isinstance(v, torch.Tensor):
+            counts[v.device] = counts.get(v.device, 0) + 1
+    return max(counts, key=lambda d: counts[d]) if counts else torch.device("cpu")
