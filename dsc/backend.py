@@ -34,9 +34,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
 
     Graphs that AOTAutograd cannot trace, or traces wrongly, run in eager after a warning.
     """
-    watchers = (*options.watchers, *watch.active())
-    for w in watchers:
-        w.captured(gm, example_inputs)
+    watchers = watch.captured((*options.watchers, *watch.active()), gm, example_inputs)
     if (trap := traps.find(gm)) is not None:
         return in_eager(gm, trap, watchers)
     make = compiler.make(options, find_target(options, example_inputs), watchers)
@@ -48,7 +46,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
         fw_compiler=compile_as("forward"),
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
-        partition_fn=lambda joint, inputs, **kwargs: compiler.split(joint, inputs, make, **kwargs),
+        partition_fn=lambda joint, inputs, **kwargs: compiler.split(compiler.run_joint(joint, make), inputs, **kwargs),
         keep_inference_input_mutations=True,
     )
     try:

@@ -65,25 +65,30 @@ def chosen(options: Options) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     return tuple(p for p in passes if p.name in joint), tuple(p for p in passes if p.name in graph)
 
 
-def split(joint: GraphModule, inputs: Sequence[Any], compiler: Compiler, **kwargs: Any) -> tuple[GraphModule, ...]:
-    """The forward and the backward graph, after the joint passes.  Takes what AOTAutograd gives to a partitioner."""
-    forward, backward = default_partition(run_joint(joint, compiler), inputs, **kwargs)
+def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """The forward and the backward graph of a joint one.  Takes what AOTAutograd gives to a partitioner."""
+    forward, backward = default_partition(joint, inputs, **kwargs)
     complete(forward)
     complete(backward)
     return forward, backward
 
 
-def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
-    """The graph after the passes, or as it was, after a warning, where one of them fails."""
+def plan_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
+    """The joint graph after its passes, in place."""
     for w in compiler.watchers:
         w.traced("joint", gm)
+    compiler.pipeline("joint").run(gm, compiler.target)
+    return gm
+
+
+def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
+    """The joint graph after its passes, or as it was, after a warning, where one of them fails."""
     kept = copied(gm)
     try:
-        compiler.pipeline("joint").run(gm, compiler.target)
+        return plan_joint(gm, compiler)
     except Exception as why:
         leave("joint", why, compiler)
         return kept
-    return gm
 
 
 def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:

@@ -209,6 +209,17 @@ class LeftToEager(DscError):
 
 
 @dataclass(eq=False, repr=False)
+class ModelFailed(DscError):
+    """A model that raises on the inputs that it was given."""
+
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.model} does not run on these inputs: {self.reason}; check the model and --input."
+
+
+@dataclass(eq=False, repr=False)
 class Untraceable(DscError):
     """Something in the user's model that cannot be put into a graph."""
 
@@ -218,3 +229,18 @@ class Untraceable(DscError):
 
     def __str__(self) -> str:
         return f"{self.what} cannot be traced: {self.reason}; {self.instead}."
+
+
+@dataclass(eq=False, repr=False)
+class CpuOnly(DscError):
+    """An operator of a graph traced on a CPU that no other device has."""
+
+    op: str
+    node: str
+    device: str
+
+    def __str__(self) -> str:
+        return (
+            f"The model cannot be planned for {self.device} from here: node {self.node!r} calls {self.op}, which only "
+            "CPUs have; trace it on a machine with that device, or write that part in other operators."
+        )

@@ -23,8 +23,9 @@ class Watcher:
     ``stage`` is joint, forward, backward or inference.  A graph is only lent: the compiler goes on to change it.
     """
 
-    def captured(self, gm: GraphModule, inputs: Sequence[object]) -> None:
-        """Dynamo gave a graph: what follows, up to the next call, is about it (a backward may come later)."""
+    def captured(self, gm: GraphModule, inputs: Sequence[object]) -> Watcher:
+        """Dynamo gave a graph; the watcher that this returns hears the rest about it, its late backward included."""
+        return self
 
     def traced(self, stage: str, gm: GraphModule) -> None:
         """An ATen graph, before any pass."""
@@ -68,6 +69,11 @@ class Heard:
 def observers(watchers: Sequence[Watcher], stage: str) -> tuple[Observer, ...]:
     """What a pass pipeline takes to tell ``watchers`` about its passes on the graph ``stage``."""
     return (Heard(tuple(watchers), stage),) if watchers else ()
+
+
+def captured(watchers: Sequence[Watcher], gm: GraphModule, inputs: Sequence[object]) -> tuple[Watcher, ...]:
+    """Tell the watchers of a new Dynamo graph; whoever hears the rest about it."""
+    return tuple(w.captured(gm, inputs) for w in watchers)
 
 
 _ACTIVE: ContextVar[tuple[Watcher, ...]] = ContextVar("dsc_watchers", default=())
