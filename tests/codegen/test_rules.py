@@ -1,6 +1,7 @@
 """The op table and the lowering rules name the same operators."""
 
 from dsc import bind, ops
+from dsc.ops import kinds, refusals
 
 COMPUTED = ("pointwise", "create", "reduction", "rowwise")
 
@@ -15,5 +16,5 @@ def test_every_rule_is_for_an_operator_that_the_table_knows() -> None:
 
 
 def test_reasons_and_exceptions_are_for_operators_of_the_table() -> None:
-    named = {*ops._REASONS, *ops._INT_OK, *ops._INDEX_ARGS, *ops._WIDE}
+    named = {*refusals._REASONS, *refusals._INT_OK, *refusals._INDEX_ARGS, *kinds._WIDE}
     assert sorted(named - set(ops.table())) == []

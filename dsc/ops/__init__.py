@@ -1,0 +1,47 @@
+"""What dsc knows of each ATen operator: ``kinds`` classifies them, ``refusals`` says which calls no kernel may compute."""
+
+from __future__ import annotations
+
+from dsc.ops.kinds import (
+    SHORT,
+    Kind,
+    OpInfo,
+    info,
+    is_ordered,
+    is_split,
+    is_view,
+    may_fail,
+    mutated,
+    name_of,
+    nbytes,
+    operand,
+    reduced_dims,
+    split_of,
+    table,
+    tensor,
+    tensor_operands,
+    value,
+)
+from dsc.ops.refusals import why_not_fused
+
+__all__ = [
+    "SHORT",
+    "Kind",
+    "OpInfo",
+    "info",
+    "is_ordered",
+    "is_split",
+    "is_view",
+    "may_fail",
+    "mutated",
+    "name_of",
+    "nbytes",
+    "operand",
+    "reduced_dims",
+    "split_of",
+    "table",
+    "tensor",
+    "tensor_operands",
+    "value",
+    "why_not_fused",
+]
