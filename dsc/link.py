@@ -158,6 +158,8 @@ class Writer:
                 self.kernel(i, step)
             elif step.node in self.real:
                 self.call(i, step.node)
+            else:  # a view that nothing reads any more may still be the last to touch its storage
+                self.leave(self.dead(i))
         self.flush()
         results = self.output.args[0]
         assert isinstance(results, (list, tuple))
@@ -277,7 +279,11 @@ class Writer:
                 self.bind_symbols(n)
         if n in self.read_by_kernels and not view and out is None:
             self.expect(n)
-        (self.pending.after if self.pending.calls else self.lines).extend(self.dead(i))
+        self.leave(self.dead(i))
+
+    def leave(self, lines: list[str]) -> None:
+        """Lines that must not run before the kernels that wait."""
+        (self.pending.after if self.pending.calls else self.lines).extend(lines)
 
     def poolable(self, n: Node) -> bool:
         """Whether the out= form computes the same: no operand is of another dtype."""

@@ -13,43 +13,11 @@ import sympy
 import torch
 
 from dsc.domain import Extent
+from dsc.packing import Layout, aligned, pack, span_bytes
 from dsc.program import Slot
 
-ALIGN = 64
 KEPT_LAYOUTS = 16
 """Size combinations of one program whose layouts are remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    offsets: tuple[int, ...]
-    total: int
-
-
-def pack(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> Layout:
-    """First-fit offline packing, largest first: buffers alive at one time never overlap.
-
-    Greedy by size for offset calculation: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-    Inference", 2020, section 5.2.
-    """
-    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-    offsets = [0] * len(sizes)
-    placed: list[int] = []
-    for i in order:
-        alive = sorted(
-            (offsets[j], offsets[j] + sizes[j])
-            for j in placed
-            if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1]
-        )
-        at = 0
-        for start, end in alive:
-            if at + sizes[i] <= start:
-                break
-            at = max(at, end)
-        offsets[i] = at
-        placed.append(i)
-    total = max((o + s for o, s in zip(offsets, sizes)), default=0)
-    return Layout(tuple(offsets), total)
 
 
 @dataclass
@@ -115,19 +83,12 @@ class Buffers:
 
     def _plan(self, sizes: tuple[int, ...]) -> tuple[Layout, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
         forms = [(shape(sizes), stride(sizes)) for shape, stride in zip(self.shapes, self.strides)]
-        nbytes = [_nbytes(shape, stride, s.dtype) for s, (shape, stride) in zip(self.slots, forms)]
+        nbytes = [aligned(span_bytes(*form, s.dtype.itemsize)) for s, form in zip(self.slots, forms)]
         layout = pack(nbytes, [(s.first, s.last) for s in self.slots])
         if len(self.layouts) >= KEPT_LAYOUTS:
             self.layouts.clear()
         self.layouts[sizes] = layout, forms
         return layout, forms
-
-
-def _nbytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
-    if 0 in shape:
-        return 0
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
-    return -(-span * dtype.itemsize // ALIGN) * ALIGN
 
 
 def _lay(

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsc.packing import ALIGN, pack
 from dsc.program import Slot
-from dsc.runtime.pool import ALIGN, Buffers, Pool, pack
+from dsc.runtime.pool import Buffers, Pool
 
 CPU = torch.device("cpu")
 BUFFERS = st.lists(
