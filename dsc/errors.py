@@ -85,6 +85,19 @@ class UnknownPass(DscError):
 
 
 @dataclass(eq=False, repr=False)
+class BadPlugin(DscError):
+    """A pass of another package that cannot be used."""
+
+    name: str
+    package: str
+    problem: str
+
+    def __str__(self) -> str:
+        problem = self.problem.rstrip(".")
+        return f"Pass {self.name!r} of the package {self.package!r} cannot be used: {problem}; update or remove that package."
+
+
+@dataclass(eq=False, repr=False)
 class BadPassOrder(DscError):
     """Two passes of a pipeline that cannot stand in this order."""
 
@@ -103,13 +116,25 @@ class PassFailed(DscError):
     pass_name: str
     cause: BaseException
     earlier: tuple[str, ...] = ()
+    node: str = ""
+    """The node that it was looking at, where that is known."""
+    line: str = ""
+    """The line of the user's program that the node comes from."""
+    saved: str = ""
+    """Where the graph before the pass was written."""
 
     def __str__(self) -> str:
         after = f" after {', '.join(self.earlier)}" if self.earlier else ""
-        if isinstance(self.cause, DscError):
-            return f"Pass {self.pass_name!r} failed{after}: {self.cause}"
-        what = f"{type(self.cause).__name__}: {self.cause}".rstrip(".")
-        return f"Pass {self.pass_name!r} failed{after}: {what}; leave it out by options={{'passes': ...}}, and please report it."
+        what, todo = str(self.cause), ""
+        if not isinstance(self.cause, DscError):
+            named = f" at node {self.node!r}" if self.node else ""
+            what = f"{type(self.cause).__name__}: {what.rstrip('.')}{named}"
+            todo = "; leave it out by options={'passes': ...}, and please report it."
+        origin = f", from {self.line}" if self.line else ""
+        saved = f"; the graph before it is in {self.saved}" if self.saved else ""
+        if not origin + saved + todo:
+            return f"Pass {self.pass_name!r} failed{after}: {what}"
+        return f"Pass {self.pass_name!r} failed{after}: {what.rstrip('.')}{origin}{saved}{todo or '.'}"
 
 
 @dataclass(eq=False, repr=False)
