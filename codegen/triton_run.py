@@ -1,23 +1,18 @@
-"""Running emitted Triton: interpreted on the CPU, compiled on a GPU, or only compiled, for a GPU that is elsewhere.
+"""Running emitted Triton: interpreted on the CPU, or compiled on a GPU.
 
 The interpreter works by replacing functions of ``triton.language`` while a kernel runs.  Here that is kept within one
 launch, under a lock, together with what Triton 3.7 lacks: bf16 rounded to nearest even and widened exactly, ``fma``
 rounded once, and reductions that combine whole slices (Triton combines element by element, in Python).
-Setting ``TRITON_INTERPRET`` is neither needed nor harmful for ``interpreted``; the other two want it unset.
+Setting ``TRITON_INTERPRET`` is neither needed nor harmful for ``interpreted``; ``compiled`` wants it unset.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
-import re
-import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,23 +20,16 @@ import sympy
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime import interpreter
 
 from dsc.codegen.kernel import Kernel
-from dsc.codegen.triton import Schedule, default_schedule, emit, grid, tiles
+from dsc.codegen.triton import Schedule, grid, tiles
 from dsc.codegen.triton_nest import evaluate, extent
 
 Launcher = Callable[[int, Sequence[object], Mapping[str, int], Schedule], None]
 """(programs, positional arguments, tiles, schedule)"""
 
-_SIGNATURE = {
-    "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "f64": "*fp64", "i64": "*i64",
-    "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8", "b1": "*i1",
-}  # fmt: skip
-
-_LANGUAGE = threading.RLock()
+LANGUAGE = threading.RLock()
 """Held while ``triton.language`` is the interpreter's: nothing may be compiled meanwhile."""
 
 
@@ -96,7 +84,7 @@ def prepare(
     return run
 
 
-def _options(schedule: Schedule) -> dict[str, int | bool]:
+def options(schedule: Schedule) -> dict[str, int | bool]:
     return {
         "num_warps": schedule.num_warps,
         "num_stages": schedule.num_stages,
@@ -106,18 +94,18 @@ def _options(schedule: Schedule) -> dict[str, int | bool]:
 
 def compiled(source: str, name: str) -> Launcher:
     """The kernel for CUDA tensors, compiled by Triton at the first launch."""
-    fn = _module(source)[name]
+    fn = load_source(source)[name]
 
     def run(programs: int, arguments: Sequence[object], constants: Mapping[str, int], schedule: Schedule) -> None:
-        with _LANGUAGE:
-            fn[(programs,)](*arguments, **constants, **_options(schedule))
+        with LANGUAGE:
+            fn[(programs,)](*arguments, **constants, **options(schedule))
 
     return run
 
 
 def interpreted(source: str, name: str) -> Launcher:
     """The kernel for CPU tensors, run by Triton's interpreter."""
-    module = _module(source)
+    module = load_source(source)
     for key, value in list(module.items()):
         if isinstance(value, (triton.JITFunction, interpreter.InterpretedFunction)):
             module[key] = interpreter.FunctionRewriter(value.fn).rewrite_ast()
@@ -134,7 +122,7 @@ def interpreted(source: str, name: str) -> Launcher:
     return run
 
 
-def _module(source: str) -> dict[str, Any]:
+def load_source(source: str) -> dict[str, Any]:
     """The names that ``source`` defines. Triton reads a function's text, so Python has to know it by a file name."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     file = f"<dsc triton {digest}>"
@@ -150,7 +138,7 @@ def _module(source: str) -> dict[str, Any]:
 @contextmanager
 def _interpreting(fn: Callable[..., None]) -> Iterator[None]:
     builder = interpreter.interpreter_builder
-    with _LANGUAGE, ExitStack() as undo:
+    with LANGUAGE, ExitStack() as undo:
         undo.enter_context(np.errstate(all="ignore"))
         scope = interpreter._patch_lang(fn)
         undo.callback(scope.restore)
@@ -199,62 +187,3 @@ def _reduce(value: Any, axis: int, combine: Callable[[Any, Any], Any], keep_dims
 
 def _tensor(data: Any, dtype: Any) -> Any:
     return tl.core.tensor(interpreter.TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)))
-
-
-# -- compiling for a GPU that need not be here
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledInfo:
-    regs: int
-    """Per thread."""
-    spills: int
-    """Bytes of registers stored to memory, per thread."""
-    shared: int
-    """Bytes of shared memory, per block."""
-    ptx: str
-    cubin: bytes
-
-
-def cross_compile(
-    kernel: Kernel,
-    schedule: Schedule | None = None,
-    capability: int = 90,
-    *,
-    aligned: bool = True,
-    divisible: Collection[str] = (),
-) -> CompiledInfo:
-    """Compile for compute capability ``capability`` (80, 90) without a GPU.
-
-    ``aligned`` promises pointers that are multiples of 16 bytes, ``divisible`` names the sizes that are multiples of
-    16: what Triton finds out by itself when it launches. Without, it loads one element at a time.
-    """
-    schedule = schedule or default_schedule(kernel)
-    fn = _module(emit(kernel, schedule))[kernel.name]
-    constants = tiles(kernel, schedule)
-    types = [_SIGNATURE[b.dtype] for b in kernel.buffers] + ["i32"] * len(kernel.sizes) + ["*i32"] * kernel.checks
-    types += ["constexpr"] * len(constants)
-    known = [i for i, t in enumerate(types) if aligned and t.startswith("*")]
-    known += [len(kernel.buffers) + i for i, s in enumerate(kernel.sizes) if s in divisible]
-    hints = {(i,): [["tt.divisibility", 16]] for i in known}
-    source = ASTSource(fn, dict(zip(fn.arg_names, types)), constants, hints)
-    with _LANGUAGE:
-        out = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=_options(schedule))
-    ptx, cubin = str(out.asm["ptx"]), bytes(out.asm["cubin"])
-    regs, spills = _resources(ptx, schedule)
-    return CompiledInfo(regs, spills, int(out.metadata.shared), ptx, cubin)
-
-
-def _resources(ptx: str, schedule: Schedule) -> tuple[int, int]:
-    """Registers and bytes of spill stores, of which Triton keeps no record without a GPU: ptxas tells."""
-    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
-    assert found is not None
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.ptx")
-        file.write_text(ptx)
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", str(file), "-o", "/dev/null"]
-        command += [] if schedule.fp_fusion else ["--fmad=false"]
-        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    numbers = [re.search(pattern, log) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
-    regs, spills = (int(m[1]) if m else 0 for m in numbers)
-    return regs, spills

@@ -12,9 +12,10 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod, Modul
 
 pytest.importorskip("triton")
 
+from dsc.codegen.cubin import inspect
 from dsc.codegen.triton import Schedule, default_schedule, emit, grid
 from dsc.codegen.triton_index import bound, text
-from dsc.codegen.triton_run import CheckFailed, cross_compile, interpreted, launch
+from dsc.codegen.triton_run import CheckFailed, interpreted, launch
 from kit_kernels import DTYPES, Build, evaluate, pointwise, random_kernel
 from kit_triton import (
     apply,
@@ -182,7 +183,7 @@ def test_zero_d_and_unit_axes(golden: Callable[..., None]) -> None:
     run(b.kernel(), x, x, out)
     same(out, x * x)
     for capability in (80, 90):
-        cross_compile(b.kernel(), None, capability)
+        inspect(b.kernel(), None, capability)
 
 
 def test_fill_of_a_broadcast_row() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from dsc.codegen.cubin import inspect
 from dsc.codegen.kernel import Kernel
 from dsc.codegen.triton import Schedule
-from dsc.codegen.triton_run import cross_compile
 from kit_kernels import Build, pointwise
 from kit_triton import (
     bag_kernel,
@@ -43,9 +43,9 @@ COMPILED: dict[str, tuple[Kernel, Schedule | None]] = {
 @pytest.mark.parametrize("name", COMPILED)
 def test_cross_compile(name: str, capability: int) -> None:
     kernel, schedule = COMPILED[name]
-    info = cross_compile(kernel, schedule, capability)
-    assert info.spills == 0
-    assert 0 < info.regs <= 160
+    info = inspect(kernel, schedule, capability)
+    assert info.spilled == 0
+    assert 0 < info.registers <= 160
     assert f"sm_{capability}" in info.ptx
     if name in ("gelu", "layernorm", "column_sum"):  # 16 bytes a load, whichever axis is contiguous
         assert "ld.global.v4.b32" in info.ptx
@@ -54,8 +54,8 @@ def test_cross_compile(name: str, capability: int) -> None:
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "b1"])
 def test_cross_compile_of_every_operation(dtype: str, looped: bool) -> None:
-    info = cross_compile(everything(dtype), Schedule(2, 16 if looped else 64), 80)
-    assert info.spills == 0
+    info = inspect(everything(dtype), Schedule(2, 16 if looped else 64), 80)
+    assert info.spilled == 0
     if dtype == "f32":
         assert "div.rn.f32" in info.ptx
         assert "sqrt.rn.f32" in info.ptx
@@ -64,30 +64,30 @@ def test_cross_compile_of_every_operation(dtype: str, looped: bool) -> None:
 
 @pytest.mark.parametrize("schedule", [Schedule(2, 128), Schedule(2, 32)], ids=["persistent", "looped"])
 def test_cross_compile_with_barrier_and_checks(schedule: Schedule) -> None:
-    assert "bar.sync" in cross_compile(in_place_kernel(), schedule, 90).ptx
-    info = cross_compile(bag_kernel(), schedule, 90)
-    assert info.spills == 0
-    assert cross_compile(layernorm_kernel("m", "n"), schedule, 80).spills == 0
+    assert "bar.sync" in inspect(in_place_kernel(), schedule, 90).ptx
+    info = inspect(bag_kernel(), schedule, 90)
+    assert info.spilled == 0
+    assert inspect(layernorm_kernel("m", "n"), schedule, 80).spilled == 0
 
 
 def test_hints_widen_loads() -> None:
     kernel = softmax_kernel("m", "n")
-    assert "ld.global.v4" not in cross_compile(kernel, None, 80).ptx
-    assert "ld.global.v4" in cross_compile(kernel, None, 80, divisible=["n"]).ptx
-    assert "ld.global.v4" not in cross_compile(kernel, None, 80, aligned=False, divisible=["n"]).ptx
+    assert "ld.global.v4" not in inspect(kernel, None, 80).ptx
+    assert "ld.global.v4" in inspect(kernel, None, 80, divisible=["n"]).ptx
+    assert "ld.global.v4" not in inspect(kernel, None, 80, aligned=False, divisible=["n"]).ptx
 
 
 def test_products_and_sums_are_rounded_apart() -> None:
     b = Build("axpy", i=1024)
     b.store("y", b["i"], b.let("add", b.let("mul", b.load("a", b["i"]), b.load("x", b["i"])), b.load("b", b["i"])))
-    assert "fma" not in cross_compile(b.kernel(), None, 80).ptx
-    assert "fma" in cross_compile(b.kernel(), Schedule(1024, fp_fusion=True), 80).ptx
-    assert "fma.rn.f32" in cross_compile(pointwise("fma", 1024, ["f32"] * 3, "f32"), None, 80).ptx
+    assert "fma" not in inspect(b.kernel(), None, 80).ptx
+    assert "fma" in inspect(b.kernel(), Schedule(1024, fp_fusion=True), 80).ptx
+    assert "fma.rn.f32" in inspect(pointwise("fma", 1024, ["f32"] * 3, "f32"), None, 80).ptx
 
 
 def test_transpose_reads_and_writes_whole_lines() -> None:
-    info = cross_compile(transpose_kernel(8, 512, 768), None, 80)
-    assert info.spills == 0
+    info = inspect(transpose_kernel(8, 512, 768), None, 80)
+    assert info.spilled == 0
     assert info.shared > 0
     assert "ld.global.v4.b32" in info.ptx
     assert "st.global.v4.b32" in info.ptx

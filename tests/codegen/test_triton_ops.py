@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from dsc.codegen.cubin import inspect
 from dsc.codegen.kernel import COMPUTE
 from dsc.codegen.triton import emit
-from dsc.codegen.triton_run import cross_compile
 from kit_kernels import DTYPES, Build, pointwise
 from kit_triton import apply, randn, run, same, uniform_kernel
 
@@ -168,7 +168,7 @@ def test_constants_have_their_type(golden: Callable[..., None]) -> None:
     same(tensors["h"], torch.full((4,), 0.1, dtype=torch.float64))
     assert tensors["k"].all()
     same(tensors["l"], torch.where(x > 0, d, torch.tensor(0.1, dtype=torch.float64)))
-    cross_compile(kernel, None, 80)
+    inspect(kernel, None, 80)
 
 
 # -- random numbers

@@ -177,7 +177,7 @@ def test_dropout_on_the_cpu_drops_the_same_forward_and_backward(dtype: torch.dty
     v.requires_grad_()
     torch.manual_seed(0)
     kernel = "flash" if dtype == torch.bfloat16 else "efficient"
-    out, _, seed, offset = torch.ops.dsc.sdpa(q, k, v, None, 0.5, False, None, kernel)
+    out, *_ = torch.ops.dsc.sdpa(q, k, v, None, 0.5, False, None, kernel)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     (gv,) = torch.autograd.grad(out, v, weight)
     left, right = (gv.float() * v.float()).sum(), (out.float() * weight.float()).sum()
@@ -266,5 +266,5 @@ def test_a_graph_already_split_moves_too() -> None:
 def test_operators_of_the_cpu_alone() -> None:
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     gm = make_fx(lambda q, k, v: op(q, k, v)[0], tracing_mode="fake")(*(t.detach() for t in qkv(1, 2, 4, 8)))
-    with pytest.raises(CpuOnly, match="cannot be planned for cuda .* which only CPUs have"):
+    with pytest.raises(CpuOnly, match=r"cannot be planned for cuda .* which only CPUs have"):
         retarget.to_device(gm, CUDA)
