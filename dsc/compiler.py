@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc import errors, kernels, link, manager, passlist, watch
+from dsc import errors, kernels, link, passlist, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
@@ -49,20 +49,11 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = ()) -> 
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
     """
-    joint, graph = chosen(options)
+    joint, graph = passlist.chosen(options.passes)
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers))
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     return compiler
-
-
-def chosen(options: Options) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
-    """Passes on the joint graph, and on the graphs after the split."""
-    if options.passes is None:
-        return passlist.JOINT, passlist.GRAPH
-    passes = manager.parse(options.passes, passlist.KNOWN)
-    joint, graph = ({p.name for p in default} for default in (passlist.JOINT, passlist.GRAPH))
-    return tuple(p for p in passes if p.name in joint), tuple(p for p in passes if p.name in graph)
 
 
 def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:

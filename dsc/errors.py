@@ -215,7 +215,8 @@ class LeftToATen(DscError):
 
     def __str__(self) -> str:
         return (
-            f"The {self.graph} graph runs on ATen, with the same results and no kernels of dsc: {self.reason}; "
+            f"The {self.graph} graph runs on ATen, with the same results and no kernels of dsc: "
+            f"{self.reason.removesuffix(', and please report it')}; "
             "please report it, and silence this by options={'emit': 'aten'}."
         )
 

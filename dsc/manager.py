@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch.fx import GraphModule
 
+from dsc import blame
 from dsc import verify as legal
 from dsc.errors import BadOption, BadPassOrder, PassFailed, UnknownOption, UnknownPass
 from dsc.target import Target
@@ -47,6 +48,8 @@ class Pass(ABC):
     """Fields of Notes that it writes."""
     retraces: ClassVar[bool] = False
     """Whether it builds the graph anew, which loses notes."""
+    runs_on: ClassVar[Literal["joint", "graph", "both"]] = "graph"
+    """The joint graph of forward and backward before it is split, or each graph that becomes a program, or both."""
 
     @abstractmethod
     def run(self, gm: GraphModule, target: Target) -> Report:
@@ -102,7 +105,9 @@ class PassPipeline:
             except Exception as error:
                 for o in self.observers:
                     o.failed(p, gm, error)
-                raise PassFailed(p.name, error, tuple(name for name, _ in reports)) from error
+                node = blame.node_of(error, gm)
+                named, line = (node.name, blame.line_of(node)) if node is not None else ("", "")
+                raise PassFailed(p.name, error, tuple(name for name, _ in reports), named, line) from error
             seconds = time.perf_counter() - start
             for o in self.observers:
                 o.after(p, gm, report, seconds)
@@ -133,6 +138,11 @@ KINDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "
 def parse(text: str, known: Mapping[str, type[Pass]]) -> tuple[Pass, ...]:
     """``canonicalize,fuse{max_nodes=4}`` -> passes.  The options of a pass are its dataclass fields; order is kept."""
     return tuple(_build(name, options, known) for name, options in _split(text, ITEM, "name", "options", text))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a pipeline, known or not."""
+    return tuple(name for name, _ in _split(text, ITEM, "name", "options", text))
 
 
 def spell(passes: Sequence[Pass]) -> str:

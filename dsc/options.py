@@ -28,8 +28,11 @@ class Options:
     emit: Emit = "auto"
     """Which kernels to write; aten writes none and calls PyTorch's."""
 
-    passes: str | None = None
-    """A pipeline, such as ``canonicalize,fuse{max_nodes=4}``; None is the default one."""
+    passes: str | tuple[Any, ...] | None = None
+    """The whole pipeline: text such as ``canonicalize,fuse{max_nodes=4}``, or a list of such texts and of passes.
+
+    ``default`` in it stands for the default pipeline, which None is too.
+    """
 
     verify: bool = True
     """Check the graph after every pass."""
@@ -101,12 +104,14 @@ def checked(name: str, value: object, shown: str) -> object:
     elif name == "on_compile":
         if value is not None and not callable(value):
             raise BadOption(shown, value, "a function of one argument, or None")
+    elif name == "passes" and isinstance(value, (list, tuple)):
+        value = tuple(value)
     elif name == "watchers":
         if not isinstance(value, (list, tuple)):
             raise BadOption(shown, value, "a list of dsc.watch.Watcher")
         value = tuple(value)
     elif value is not None and not isinstance(value, str):
-        raise BadOption(shown, value, "a string, or None")
+        raise BadOption(shown, value, "a string, a list, or None" if name == "passes" else "a string, or None")
     return value
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import ClassVar
 
-from dsc.manager import Pass
+from torch.fx import GraphModule
+
+from dsc import manager
+from dsc.errors import BadOption, BadPlugin
+from dsc.manager import Pass, Report
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.recompute import Recompute
+from dsc.target import Target
 
 JOINT: tuple[Pass, ...] = (
     Canonicalize(),  # first: the others read single-purpose operators
@@ -22,3 +30,81 @@ GRAPH: tuple[Pass, ...] = (
 """On the forward, backward or inference graph."""
 
 KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Recompute, Fuse)}
+
+PLUGINS = "dsc.passes"
+"""The entry point group under which other packages bring passes: known by name, run only where named."""
+
+
+@dataclass(frozen=True)
+class Default(Pass):
+    """Stands for the default pipeline in the text or list of another one."""
+
+    name: ClassVar[str] = "default"
+
+    def run(self, gm: GraphModule, target: Target) -> Report:
+        raise NotImplementedError("it is replaced by the default pipeline")
+
+
+def chosen(passes: str | Sequence[object] | None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """The passes on the joint graph, and on each graph after the split, of ``options.passes``.
+
+    Raises:
+        UnknownPass, UnknownOption, BadOption, BadPlugin: of an item that is no pass.
+    """
+    joint: list[Pass] = []
+    graph: list[Pass] = []
+    for p in listed(Default.name if passes is None else passes):
+        if isinstance(p, Default):
+            joint += JOINT
+            graph += GRAPH
+            continue
+        if p.runs_on in ("joint", "both"):
+            joint.append(p)
+        if p.runs_on in ("graph", "both"):
+            graph.append(p)
+    return tuple(joint), tuple(graph)
+
+
+def listed(passes: str | Sequence[object]) -> tuple[Pass, ...]:
+    """Every item as a pass; ``default`` as one that stands for many."""
+    out: list[Pass] = []
+    for item in [passes] if isinstance(passes, str) else passes:
+        match item:
+            case str():
+                out += parse(item)
+            case Pass():
+                out.append(item)
+            case _:
+                given = "it called, as in MyPass()" if isinstance(item, type) else "a name or an instance of dsc.Pass"
+                raise BadOption("passes", item, given)
+    return tuple(out)
+
+
+def parse(text: str) -> tuple[Pass, ...]:
+    """``my-pass,default`` -> passes: ours, those of installed packages, and what stands for the default pipeline."""
+    known: dict[str, type[Pass]] = {**KNOWN, Default.name: Default}
+    missing = [name for name in manager.names(text) if name not in known]
+    return manager.parse(text, {**known, **plugins(missing)} if missing else known)
+
+
+def plugins(names: Iterable[str]) -> dict[str, type[Pass]]:
+    """The passes of these names that installed packages bring.  Nothing else of them is imported.
+
+    Raises:
+        BadPlugin: what stands under the name cannot be imported, or is no pass of that name.
+    """
+    points = metadata.entry_points(group=PLUGINS)
+    return {name: load(points[name]) for name in dict.fromkeys(names) if name in points.names}
+
+
+def load(point: metadata.EntryPoint) -> type[Pass]:
+    package = point.dist.name if point.dist else point.module
+    try:
+        found = point.load()
+    except Exception as why:
+        raise BadPlugin(point.name, package, f"{type(why).__name__}: {why}") from why
+    if not (isinstance(found, type) and issubclass(found, Pass)):
+        raise BadPlugin(point.name, package, f"{point.value} is no class of passes")
+    if found.name != point.name:
+        raise BadPlugin(point.name, package, f"{point.value} calls itself {found.name!r}")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -31,6 +31,7 @@ class Canonicalize(Pass):
     """
 
     name: ClassVar[str] = "canonicalize"
+    runs_on: ClassVar[Literal["joint", "graph", "both"]] = "both"
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])

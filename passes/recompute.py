@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -43,6 +43,7 @@ class Recompute(Pass):
 
     name: ClassVar[str] = "recompute"
     gives: ClassVar[frozenset[str]] = frozenset({"keep"})
+    runs_on: ClassVar[Literal["joint", "graph", "both"]] = "joint"
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         policy = next((n for n in gm.graph.nodes if n.meta.get("recompute") is not None), None)

@@ -29,6 +29,22 @@ CASES = [
         errors.PassFailed("fuse", errors.InvalidGraph("after pass 'fuse'", "relu", "it is wrong")),
         "Pass 'fuse' failed: The graph is not legal after pass 'fuse' at node 'relu': it is wrong.",
     ),
+    (
+        errors.PassFailed("fuse", ValueError("boom."), (), "add_3", "m.py:7, in forward: y = x + 1", "/c/before.txt"),
+        "Pass 'fuse' failed: ValueError: boom at node 'add_3', from m.py:7, in forward: y = x + 1; "
+        "the graph before it is in /c/before.txt; leave it out by options={'passes': ...}, and please report it.",
+    ),
+    (
+        errors.PassFailed(
+            "fuse", errors.InvalidGraph("after pass 'fuse'", "relu", "it is wrong"), (), "relu", "m.py:7"
+        ),
+        "Pass 'fuse' failed: The graph is not legal after pass 'fuse' at node 'relu': it is wrong, from m.py:7.",
+    ),
+    (
+        errors.BadPlugin("mine", "their-passes", "ImportError: no such file."),
+        "Pass 'mine' of the package 'their-passes' cannot be used: ImportError: no such file; "
+        "update or remove that package.",
+    ),
     (errors.InvalidGraph("at the start", "", "it is wrong"), "The graph is not legal at the start: it is wrong."),
     (
         errors.CacheUnusable("/c", "others can write to it"),
@@ -59,6 +75,22 @@ CASES = [
         errors.LeftToEager("AOTAutograd raised"),
         "One graph runs in eager, with the same results and no kernels of dsc: AOTAutograd raised; "
         "put what causes it into a function under torch.compiler.disable to compile the rest.",
+    ),
+    (
+        errors.LeftToATen(
+            "forward", "Pass 'p' failed: E: x; leave it out by options={'passes': ...}, and please report it"
+        ),
+        "The forward graph runs on ATen, with the same results and no kernels of dsc: Pass 'p' failed: E: x; leave it "
+        "out by options={'passes': ...}; please report it, and silence this by options={'emit': 'aten'}.",
+    ),
+    (
+        errors.ModelFailed("m.py:Net", "ValueError: no"),
+        "m.py:Net does not run on these inputs: ValueError: no; check the model and --input.",
+    ),
+    (
+        errors.CpuOnly("mkldnn.linear", "linear_1", "cuda"),
+        "The model cannot be planned for cuda from here: node 'linear_1' calls mkldnn.linear, which only CPUs have; "
+        "trace it on a machine with that device, or write that part in other operators.",
     ),
     (
         errors.Untraceable("The loop in f", "its length depends on data", "wrap it in torch.compiler.disable"),

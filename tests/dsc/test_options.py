@@ -58,7 +58,7 @@ def test_planned_options_say_so(name: str) -> None:
         ("emit", ["cpp"], "one of 'auto', 'cpp', 'triton', 'aten'"),
         ("verify", "yes", "True or False"),
         ("verify", 1, "True or False"),
-        ("passes", ["fuse"], "a string, or None"),
+        ("passes", 3, "a string, a list, or None"),
         ("target", 3, "a string, or None"),
         ("on_compile", 3, "a function of one argument, or None"),
     ],
