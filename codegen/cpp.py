@@ -6,7 +6,7 @@ The code includes nothing and leans on GCC and Clang vector extensions; compile 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dsc.codegen.cpp_axes import tidy
 from dsc.codegen.cpp_body import body
@@ -15,19 +15,10 @@ from dsc.codegen.cpp_nest import PRELUDE, RESERVED, Nest, identifier
 from dsc.codegen.cpp_ops import STORAGE
 from dsc.codegen.cpp_schedule import schedule
 from dsc.codegen.cpp_split import Pieces, split
-from dsc.codegen.kernel import NBYTES, Buffer, Kernel
+from dsc.codegen.kernel import NBYTES, Buffer, Call, Kernel
 
 STACK = 1 << 16
 """Bytes up to which a temporary lies on the stack."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A kernel and where in the arguments of the sequence its own lie."""
-
-    kernel: str
-    buffers: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
 
 
 def emit(kernel: Kernel) -> str:

@@ -187,3 +187,12 @@ def show(kernel: Kernel) -> str:
         lines.append(f"  {v.name}: {v.dtype} = {v.op}{tail}{' ' if v.args else ''}{', '.join(v.args)}")
     lines += [f"  {s.buffer}[{s.index}] = {s.value}" for s in kernel.stores]
     return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel and where in the arguments of the sequence its own lie."""
+
+    kernel: str
+    buffers: tuple[int, ...]
+    sizes: tuple[int, ...] = ()

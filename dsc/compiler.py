@@ -16,6 +16,7 @@ from dsc import errors, kernels, link, passlist, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
+from dsc.program import Program
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
 from dsc.target import Target
@@ -87,7 +88,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
     kept = copied(gm)
     try:
         record = plan(gm, kind, compiler)
-        call = run.load(record.program, kind)
+        call = loaded(record.program, kind, compiler)
     except errors.DscWarning:
         raise
     except Exception as why:
@@ -95,7 +96,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
         aten = (Remark("", "skipped", f"the whole graph stays with ATen: {first_line(why)}"),)
         try:
             record = linked(kept, kind, compiler, (), aten)
-            call = run.load(record.program, kind)
+            call = loaded(record.program, kind, compiler)
         except Exception:
             kept.recompile()
             return make_boxed_func(kept.forward)
@@ -103,8 +104,16 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
     return call
 
 
+def loaded(program: Program, kind: str, compiler: Compiler) -> Compiled:
+    """The program as a function, its kernels built."""
+    return run.load(program, kernels.launches(program, compiler.options), compiler.pool, kind)
+
+
 def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> Compilation:
-    """The passes on ``gm``, in place, and its program; without ``build`` the program can be read but not run."""
+    """The passes on ``gm``, in place, and its program.
+
+    With ``build`` the kernels will be wanted here: without a C++ compiler the graph is left to ATen.
+    """
     start = time.perf_counter()
     for w in compiler.watchers:
         w.traced(kind, gm)
@@ -112,7 +121,7 @@ def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> 
     reports: tuple[tuple[str, Report], ...] = ()
     if emitter != "aten" and not (build and emitter == "cpp" and kernels.compiler(compiler.options) is None):
         reports = compiler.pipeline(kind).run(gm, compiler.target)
-    return linked(gm, kind, compiler, reports, build=build, start=start)
+    return linked(gm, kind, compiler, reports, start=start)
 
 
 def linked(
@@ -121,12 +130,11 @@ def linked(
     compiler: Compiler,
     reports: tuple[tuple[str, Report], ...],
     remarks: tuple[Remark, ...] = (),
-    build: bool = True,
     start: float | None = None,
 ) -> Compilation:
     """The graph as it is, with its noted groups, to a program."""
     start = time.perf_counter() if start is None else start
-    program, bound, skipped = link.link(gm, compiler.options, compiler.pool, kind, build=build)
+    program, bound, skipped = link.link(gm, compiler.options, kind)
     reports = (*reports, ("link", Report(True, (*remarks, *skipped))))
     return Compilation(kind, program, reports, gm, time.perf_counter() - start, bound)
 

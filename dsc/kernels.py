@@ -10,25 +10,16 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from dsc import errors
 from dsc.codegen import build, cpp, triton, triton_run
-from dsc.codegen.kernel import Kernel
+from dsc.codegen.kernel import Call, Kernel
 from dsc.options import Options, default_cache_dir
-
-Launch = Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], int]
-"""Tensors and sizes of a sequence -> 0, or k + 1 if the check of its kernel k failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sequenced:
-    """Kernels that run one after the other, with nothing between, and where their arguments lie."""
-
-    calls: tuple[cpp.Call, ...]
+from dsc.program import Program
+from dsc.runtime.run import Launch
 
 
 def emitter(options: Options, device: torch.device) -> str:
@@ -47,20 +38,31 @@ def compiler(options: Options) -> str | None:
     return found
 
 
-def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequenced], on_gpu: bool) -> str:
-    """The C++ or Triton of the kernels, not built."""
+def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]], on_gpu: bool) -> str:
+    """The C++ or Triton of the kernels; nothing where all is left to ATen."""
     if emitter == "cpp":
-        return cpp.emit_unit(kernels, [s.calls for s in sequences])
-    return "\n".join(triton.emit(k, triton.default_schedule(k, interpreter=not on_gpu)) for k in kernels)
+        return cpp.emit_unit(kernels, sequences)
+    if emitter == "triton":
+        return "\n".join(triton.emit(k, triton.default_schedule(k, interpreter=not on_gpu)) for k in kernels)
+    return ""
 
 
-def cpp_launches(
-    kernels: Sequence[Kernel], sequences: Sequence[Sequenced], options: Options, cxx: str
-) -> tuple[list[Launch], str]:
-    """A function a sequence, and the C++ that they were built from."""
-    source = cpp.emit_unit(kernels, [s.calls for s in sequences])
-    library = build_somewhere(source, options, cxx)
-    return [_cpp_launch(library.function(f"run_{i}"), s) for i, s in enumerate(sequences)], source
+def launches(program: Program, options: Options) -> list[Launch]:
+    """A function for each sequence of the program, built or found built.
+
+    Raises:
+        CompileFailed: the compiler refused what was emitted.
+    """
+    match program.emitter:
+        case "cpp":
+            cxx = compiler(options)
+            assert cxx is not None, "the backend asks for kernels only where they can be built"
+            library = build_somewhere(program.code, options, cxx)
+            return [cpp_launch(library.function(f"run_{i}"), s) for i, s in enumerate(program.sequences)]
+        case "triton":
+            return triton_launches(program.kernels, program.sequences, program.device.type == "cuda")
+        case _:
+            return []
 
 
 def build_somewhere(source: str, options: Options, cxx: str) -> build.Library:
@@ -74,9 +76,9 @@ def build_somewhere(source: str, options: Options, cxx: str) -> build.Library:
             return build.build(source, Path(temporary), cxx)
 
 
-def _cpp_launch(run: Callable[[object, object], int], sequence: Sequenced) -> Launch:
-    slots = 1 + max((b for c in sequence.calls for b in c.buffers), default=-1)
-    count = 1 + max((s for c in sequence.calls for s in c.sizes), default=-1)
+def cpp_launch(run: Callable[[object, object], int], sequence: Sequence[Call]) -> Launch:
+    slots = 1 + max((b for c in sequence for b in c.buffers), default=-1)
+    count = 1 + max((s for c in sequence for s in c.sizes), default=-1)
     pointers, longs = ctypes.c_void_p * slots, ctypes.c_long * max(count, 1)
 
     def launch(tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...]) -> int:
@@ -85,21 +87,17 @@ def _cpp_launch(run: Callable[[object, object], int], sequence: Sequenced) -> La
     return launch
 
 
-def triton_launches(
-    kernels: Sequence[Kernel], sequences: Sequence[Sequenced], on_gpu: bool
-) -> tuple[list[Launch], str]:
-    """As ``cpp_launches``; on CPU tensors through Triton's interpreter (slow, to check kernels)."""
-    prepared, sources = {}, []
+def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]], on_gpu: bool) -> list[Launch]:
+    """On CPU tensors through Triton's interpreter: slow, to check kernels."""
+    prepared = {}
     for k in kernels:
         schedule = triton.default_schedule(k, interpreter=not on_gpu)
-        source = triton.emit(k, schedule)
-        sources.append(source)
         make = triton_run.compiled if on_gpu else triton_run.interpreted
-        prepared[k.name] = (k, triton_run.prepare(k, schedule, make(source, k.name)))
+        prepared[k.name] = (k, triton_run.prepare(k, schedule, make(triton.emit(k, schedule), k.name)))
 
-    def launcher(sequence: Sequenced) -> Launch:
+    def launcher(sequence: Sequence[Call]) -> Launch:
         def launch(tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...]) -> int:
-            for i, c in enumerate(sequence.calls):
+            for i, c in enumerate(sequence):
                 k, run = prepared[c.kernel]
                 try:
                     run([tensors[b] for b in c.buffers], dict(zip(k.sizes, (sizes[s] for s in c.sizes))), None)
@@ -109,4 +107,4 @@ def triton_launches(
 
         return launch
 
-    return [launcher(s) for s in sequences], "\n".join(sources)
+    return [launcher(s) for s in sequences]

@@ -14,14 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dsc import bind, domain, kernels, ops
-from dsc.codegen import cpp
-from dsc.codegen.kernel import Kernel
+from dsc.codegen.kernel import Call
 from dsc.codegen.lower import Bound, Unlowerable
-from dsc.domain import Extent
 from dsc.manager import Remark
 from dsc.options import Options
 from dsc.program import Program, Slot
-from dsc.runtime import guards, pool
 from dsc.steps import Step, aliases, last_uses, steps, storage_of
 from dsc.torch_shim import optimization_hint, python_expr
 
@@ -36,18 +33,14 @@ OUT_VARIANTS = {
 
 
 def link(
-    gm: GraphModule, options: Options, arenas: pool.Pool, kind: str, prefix: str = "k", build: bool = True
+    gm: GraphModule, options: Options, kind: str, prefix: str = "k"
 ) -> tuple[Program, dict[str, Bound], tuple[Remark, ...]]:
-    """The program of a graph, the kernel of each group, and what could not become a kernel.
-
-    Without ``build`` nothing is compiled: the program is there to be read.
-    """
+    """The program of a graph, the kernel of each group, and what could not become a kernel.  Nothing is built."""
     bound, remarks = bind_all(gm, options, prefix)
     refused = frozenset(r.node for r in remarks)
-    writer = Writer(gm, steps(gm, refused), bound, options, kind)
+    writer = Writer(gm, steps(gm, refused), bound, kind)
     writer.write()
-    launches, code = build_launches(writer, options, build)
-    return writer.program(launches, code, arenas), bound, tuple(remarks)
+    return writer.program(options), bound, tuple(remarks)
 
 
 def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, Bound], list[Remark]]:
@@ -63,27 +56,11 @@ def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, 
     return bound, remarks
 
 
-def build_launches(writer: Writer, options: Options, build: bool) -> tuple[list[kernels.Launch], str]:
-    distinct = list(
-        {b.kernel.name: b.kernel for b in writer.bound.values() if b.kernel.name in writer.launched}.values()
-    )
-    if not distinct:
-        return [], ""
-    emitter = kernels.emitter(options, writer.device)
-    if not build:
-        return [], kernels.source(emitter, distinct, writer.sequences, on_gpu=writer.device.type == "cuda")
-    if emitter == "triton":
-        return kernels.triton_launches(distinct, writer.sequences, writer.device.type == "cuda")
-    cxx = kernels.compiler(options)
-    assert cxx is not None, "the backend asks for kernels only where they can be built"
-    return kernels.cpp_launches(distinct, writer.sequences, options, cxx)
-
-
 @dataclass
 class Pending:
     """Kernel calls not yet written: they go out as one sequence before the next call that may depend on them."""
 
-    calls: list[cpp.Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     tensors: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     after: list[str] = field(default_factory=list)
@@ -97,16 +74,15 @@ class Writer:
     gm: GraphModule
     order: list[Step]
     bound: dict[str, Bound]
-    options: Options
     kind: str
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
         self.head: list[str] = []
-        self.namespace: dict[str, Any] = {"torch": torch, "aten": torch.ops.aten, "math": math, "device": torch.device}
-        self.sequences: list[kernels.Sequenced] = []
+        self.externals: dict[str, Any] = {}
+        self.sequences: list[tuple[Call, ...]] = []
         self.launched: dict[str, int] = {}
-        self.replays: dict[str, Any] = {}
+        self.replays: list[str] = []
         self.slots: list[Slot] = []
         self.bindings: dict[str, str] = {}
         self.early: set[str] = set()
@@ -191,7 +167,6 @@ class Writer:
     def expect(self, n: Node) -> None:
         """ATen results may come in other strides or dtypes than the trace foresaw: kernels get what they were made for."""
         strides = tuple(map(python_expr, map(domain.extent, ops.tensor(n).stride())))
-        self.namespace["expect"] = guards.expect
         name = self.names[n]
         self.lines.append(f"{name} = expect({name}, ({''.join(s + ', ' for s in strides)}), {ops.tensor(n).dtype})")
 
@@ -204,7 +179,7 @@ class Writer:
         p = self.pending
         slots = tuple(p.tensors.setdefault(self.names[n], len(p.tensors)) for n in b.nodes)
         sizes = tuple(p.sizes.setdefault(s, len(p.sizes)) for s in b.kernel.sizes)
-        p.calls.append(cpp.Call(b.kernel.name, slots, sizes))
+        p.calls.append(Call(b.kernel.name, slots, sizes))
         self.launched[b.kernel.name] = self.launched.get(b.kernel.name, 0) + 1
         self.bytes += sum(count for _, count in bind.accessed(b))
         p.after += self.dead(i)
@@ -219,7 +194,6 @@ class Writer:
                 Slot(name, domain.shape(t), tuple(map(domain.extent, t.stride())), t.dtype, t.device, i, self.last[n])
             )
             return
-        self.namespace["empty_strided"] = torch.empty_strided
         shape, stride = (", ".join(map(python_expr, map(domain.extent, x))) for x in (t.shape, t.stride()))
         comma = "," if t.dim() == 1 else ""
         self.lines.append(
@@ -231,7 +205,7 @@ class Writer:
         if not p.calls:
             return
         name = f"run_{len(self.sequences)}"
-        self.sequences.append(kernels.Sequenced(tuple(p.calls)))
+        self.sequences.append(tuple(p.calls))
         tensors, sizes = ("".join(x + ", " for x in xs) for xs in (p.tensors, p.sizes))
         titles = ", ".join(c.kernel for c in p.calls)
         if p.checked is None:
@@ -245,39 +219,43 @@ class Writer:
         self.lines += p.after
 
     def replay(self, step: Step) -> tuple[str, list[str]]:
-        """A function that runs the group's nodes on ATen, and the names of its arguments."""
-        name = f"replay_{len(self.replays)}"
-        function, inputs = guards.as_function(step.nodes)
-        self.replays[name] = function
-        self.namespace[name] = function
-        return name, [self.names[n] for n in inputs]
+        """A function that runs the group's nodes on ATen, views on the way included; the names of its arguments."""
+        order, inputs = closure(step.nodes)
+        name, arguments = f"replay_{len(self.replays)}", [self.names[n] for n in inputs]
+        body = "\n".join(f"    {self.names[n]} = {self.calling(n)}" for n in order)
+        self.replays.append(f"def {name}({', '.join(arguments)}):\n{body}\n")
+        return name, arguments
+
+    def calling(self, n: Node, out: str | None = None) -> str:
+        """The call of one node as source; with ``out`` it writes there."""
+        args = [self.word(a) for a in n.args]
+        if n.target is operator.getitem:
+            return f"{args[0]}[{args[1]}]"
+        args += [f"{k}={self.word(a)}" for k, a in n.kwargs.items()]
+        if out is not None:
+            return f"{OUT_VARIANTS[ops.name_of(n)]}({', '.join([*args, f'out={out}'])})"
+        return f"{self.target(n.target)}({', '.join(args)})"
 
     def call(self, i: int, n: Node) -> None:
         name, view = self.names[n], ops.is_view(n) or ops.is_split(n)
         if n.op == "get_attr":
-            self.namespace[name] = _attribute(self.gm, str(n.target))
+            self.externals[name] = _attribute(self.gm, str(n.target))
             return
         if not view and n.target is not operator.getitem:
             self.flush()
             if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)):
                 self.aten_calls += 1
                 self.bytes += sum(_nbytes(a) for a in {*ops.tensor_operands(n), n})
-        args = [self.word(a) for a in n.args]
-        kwargs = [f"{k}={self.word(a)}" for k, a in n.kwargs.items()]
-        out = OUT_VARIANTS.get(ops.name_of(n))
-        if n.target is operator.getitem:
-            self.bytes += _nbytes(n) if not view else 0
-            self.lines.append(f"{name} = {args[0]}[{args[1]}]")
-            if not view:
-                self.bind_symbols(n)
-        elif out is not None and n not in self.escaping and self.poolable(n):
+        out = ops.name_of(n) in OUT_VARIANTS
+        if out and n not in self.escaping and self.poolable(n):
             self.allocate(i, n)
-            self.lines.append(f"{self.target(out)}({', '.join([*args, *kwargs])}, out={name})")
+            self.lines.append(self.calling(n, name))
         else:
-            self.lines.append(f"{name} = {self.target(n.target)}({', '.join([*args, *kwargs])})")
+            self.bytes += _nbytes(n) if n.target is operator.getitem and not view else 0
+            self.lines.append(f"{name} = {self.calling(n)}")
             if not view:
                 self.bind_symbols(n)
-        if n in self.read_by_kernels and not view and out is None:
+        if n in self.read_by_kernels and not view and not out:
             self.expect(n)
         self.leave(self.dead(i))
 
@@ -294,9 +272,9 @@ class Writer:
         if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
             return str(target)
         name = f"op_{getattr(target, '__name__', 'call')}".replace(".", "_").replace("<", "").replace(">", "")
-        while self.namespace.get(name, target) is not target:
+        while self.externals.get(name, target) is not target:
             name += "_"
-        self.namespace[name] = target
+        self.externals[name] = target
         return name
 
     def dead(self, i: int) -> list[str]:
@@ -355,33 +333,32 @@ class Writer:
             case slice():
                 return f"slice({self.word(a.start)}, {self.word(a.stop)}, {self.word(a.step)})"
             case _:
-                name = f"const_{len(self.namespace)}"
-                self.namespace[name] = a
+                name = f"const_{len(self.externals)}"
+                self.externals[name] = a
                 return name
 
     # --- the program -----------------------------------------------------------------------------------------------------
 
-    def program(self, launches: Sequence[kernels.Launch], code: str, arenas: pool.Pool) -> Program:
+    def program(self, options: Options) -> Program:
         symbols = sorted(
             {s.name for x in self.slots for e in (*x.shape, *x.stride) for s in sympy.sympify(e).free_symbols}
         )
-        namespace = dict(self.namespace)
-        for i, run in enumerate(launches):
-            namespace[f"run_{i}"] = run
         body = [*self.head, *self.lines]
         if self.slots:
-            buffers = pool.Buffers(self.slots, symbols, arenas)
-            namespace["take"], namespace["give"] = buffers.take, arenas.give
             names = "".join(s.name + ", " for s in self.slots)
             start = [*self.head, f"arena, ({names}) = take({', '.join(symbols)})", "try:"]
             body = [*start, *(f"    {x}" for x in self.lines), "finally:", "    give(arena)"]
         inputs = "".join(self.names[n] + ", " for n in self.placeholders)
         head = ["def call(args):", f"    {inputs.rstrip() or '()'} = args", "    args.clear()"]
-        source = "\n".join([*head, *(f"    {x}" for x in body)]) + "\n"
+        source = "\n".join([*self.replays, *head, *(f"    {x}" for x in body)]) + "\n"
         distinct = {b.kernel.name: b.kernel for b in self.bound.values() if b.kernel.name in self.launched}
+        emitter = kernels.emitter(options, self.device) if distinct else "aten"
+        launched = tuple(distinct.values())
+        code = kernels.source(emitter, launched, self.sequences, on_gpu=self.device.type == "cuda")
         return Program(
-            source, namespace, tuple(self.slots), tuple(symbols), tuple(distinct.values()), code, self.numbers()
-        )
+            source, self.externals, tuple(self.slots), tuple(symbols), launched, tuple(self.sequences), emitter,
+            self.device, code, self.numbers(),
+        )  # fmt: skip
 
     def numbers(self) -> dict[str, float]:
         return {
@@ -390,6 +367,27 @@ class Writer:
             "aten_calls": float(self.aten_calls),
             "bytes": self.bytes,
         }
+
+
+def closure(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """``nodes`` with the views between them, in the order to run them, and the nodes outside that they read."""
+    inside, order, inputs = set(nodes), [], []
+    seen: set[Node] = set()
+
+    def visit(n: Node) -> None:
+        if n in seen:
+            return
+        seen.add(n)
+        if not (n in inside or ops.is_view(n) or ops.is_split(n)):
+            inputs.append(n)
+            return
+        for a in n.all_input_nodes:
+            visit(a)
+        order.append(n)
+
+    for n in nodes:
+        visit(n)
+    return order, inputs
 
 
 def _symbols(t: torch.Tensor) -> set[str]:
@@ -422,6 +420,3 @@ def _attribute(gm: GraphModule, path: str) -> Any:
     for part in path.split("."):
         out = getattr(out, part)
     return out
-
-
-__all__ = ["Extent", "Kernel", "link"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dsc.codegen.kernel import Kernel
+from dsc.codegen.kernel import Call, Kernel
 from dsc.domain import Extent
 
 
@@ -27,16 +27,24 @@ class Slot:
 
 @dataclass(frozen=True)
 class Program:
-    """``source`` defines ``call(args)``, which takes a list of inputs, empties it, and returns a tuple of results."""
+    """``source`` defines ``call(args)``, which takes a list of inputs, empties it, and returns a tuple of results.
+
+    Plain data: ``dsc.runtime.run.load`` makes it a function, ``dsc.portable`` makes it bytes.
+    """
 
     source: str
-    namespace: Mapping[str, Any]
-    """What the source mentions: kernels' launchers, constants, operators."""
+    externals: Mapping[str, Any]
+    """What the source mentions by other names than PyTorch's: operators, constants."""
     slots: tuple[Slot, ...]
     symbols: tuple[str, ...]
     """Size symbols on which slots depend, in the order in which ``call`` hands them to the pool."""
     kernels: tuple[Kernel, ...]
+    sequences: tuple[tuple[Call, ...], ...]
+    """What ``run_0``, ``run_1``, ... of the source launch, one kernel after the other."""
+    emitter: str
+    """cpp or triton; aten where there are no kernels."""
+    device: torch.device
     code: str = ""
     """The emitted C++ or Triton of all kernels."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """kernels (launched), distinct_kernels, aten_calls, bytes (moved by all of them), pool_bytes."""
+    """kernels (launched), distinct_kernels, aten_calls, bytes (moved by all of them)."""

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+
+import torch
 
 from dsc.program import Program
+from dsc.runtime import guards
+from dsc.runtime.pool import Buffers, Pool
 
 _NUMBER = itertools.count()
+Launch = Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], int]
+"""Tensors and sizes of a sequence -> 0, or k + 1 if the check of its kernel k failed."""
+
+WORDS = {
+    "torch": torch,
+    "aten": torch.ops.aten,
+    "math": math,
+    "device": torch.device,
+    "empty_strided": torch.empty_strided,
+    "expect": guards.expect,
+}
+"""What every program may mention."""
 
 
-def load(program: Program, title: str) -> Callable[[list[object]], tuple[object, ...]]:
-    """The program as a function of a list of inputs, which it empties so that they can die early."""
-    namespace = dict(program.namespace)
+def load(
+    program: Program, launches: Sequence[Launch], pool: Pool, title: str
+) -> Callable[[list[object]], tuple[object, ...]]:
+    """The program as a function of a list of inputs, which it empties so that they can die early.
+
+    ``launches`` are the program's sequences, built; temporaries lie in ``pool``.
+    """
+    namespace = {**WORDS, **program.externals, **{f"run_{i}": run for i, run in enumerate(launches)}}
+    if program.slots:
+        namespace |= {"take": Buffers(program.slots, program.symbols, pool).take, "give": pool.give}
     filename = f"<dsc {title} {next(_NUMBER)}>"
     linecache.cache[filename] = (len(program.source), None, program.source.splitlines(keepends=True), filename)
     exec(compile(program.source, filename, "exec"), namespace)
