@@ -196,8 +196,8 @@ def test_cheap() -> None:
     gm = GraphModule({}, g)
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         verify(gm, "after x")
         promises(gm)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 0.05

@@ -292,10 +292,10 @@ def test_ten_thousand_nodes_take_little_time() -> None:
     graph.output((y, g))
     gm = GraphModule(nn.Module(), graph)
     assert len(gm.graph.nodes) > 10_000
-    start = time.perf_counter()
+    start = time.process_time()
     report = Recompute().run(gm, find("cpu"))
     assert report.changed
-    assert time.perf_counter() - start < 10  # about one second alone
+    assert time.process_time() - start < 10  # of this process alone, about one
 
 
 def test_boundary_of_the_forward() -> None:

@@ -103,6 +103,6 @@ def test_ten_thousand_values_take_little_time(linked: bool) -> None:
             Value(f"a{i}", 8, 0, (before, f"y{i}")),
             Value(f"z{i}", 16 if linked else 9, 0, (f"a{i}",)),
         ]
-    start = time.perf_counter()
+    start = time.process_time()
     solve(Problem(tuple(values), tuple(f"z{i}" for i in range(3333))))
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
