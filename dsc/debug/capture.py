@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from dsc import compiler, errors, retarget, traps, watch
 from dsc import target as targets
@@ -57,10 +58,20 @@ class Region:
     programs: list[Compilation] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
     """Stage and reason, for what stays with PyTorch."""
+    calls: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Forward, backward or inference -> the inputs of its first call, by name, if the capture keeps values."""
 
     def of(self, graph: str) -> list[Stage]:
         """The stages of one graph, in order."""
         return [s for s in self.stages if s.graph == graph]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a model gave: the tensors of its result, and a gradient (or None) for each of its parameters."""
+
+    results: tuple[torch.Tensor, ...]
+    gradients: tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,8 @@ class Session:
     regions: tuple[Region, ...]
     seconds: float
     """Wall time of tracing, passes and emission."""
+    outcome: Outcome
+    """What the graphs gave as they were traced, before any pass."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,13 @@ def capture(
     *,
     training: bool = True,
     watchers: Sequence[Watcher] = (),
+    keep_values: bool = False,
+    on_host: bool = False,
 ) -> Session:
     """Trace ``model`` and take its graphs through every pass for ``target``.
+
+    ``keep_values`` keeps what the graphs are called with.  ``on_host`` leaves them on the device of the model's own
+    tensors, so that they run here: the passes decide as for ``target``, the operators and kernels are the host's.
 
     Raises:
         ModelFailed: the model itself raises on these inputs.
@@ -126,26 +144,36 @@ def capture(
     start = time.perf_counter()
 
     def backend(gm: GraphModule, inputs: Sequence[Any], **_: object) -> Callable[..., Any]:
-        return plan_graph(gm, inputs, found, options, watch.captured(heard, gm, inputs))
+        told = watch.captured(heard, gm, inputs)
+        calls = recorder.regions[-1].calls if keep_values else None
+        return plan_graph(gm, inputs, found, options, told, calls, on_host)
 
     torch.compiler.reset()
     try:
-        run(model, backend, training)
+        outcome = run(model, torch.compile(model.module, backend=backend), training)
     finally:
         torch.compiler.reset()  # what was compiled here must not serve another caller
-    return Session(model, found, options, tuple(recorder.regions), time.perf_counter() - start)
+    return Session(model, found, options, tuple(recorder.regions), time.perf_counter() - start, outcome)
 
 
-def run(model: Model, backend: Callable[..., Any], training: bool) -> None:
-    """One forward, and with ``training`` one backward, so that all graphs are made; the model stays as it was."""
-    module = torch.compile(model.module, backend=backend)
+def run(model: Model, call: Callable[..., Any], training: bool) -> Outcome:
+    """One forward of ``call``, and with ``training`` one backward, so that all graphs are made; ``model`` stays as it was.
+
+    Raises:
+        ModelFailed: the model raises.
+        DscError: a pass does.
+    """
     try:
         with warnings.catch_warnings(), untouched(model.module), torch.set_grad_enabled(training):
             warnings.simplefilter("ignore")
-            result = module(*model.args)
+            for p in model.module.parameters():
+                p.grad = None
+            result = call(*model.args)
             loss = source.loss_of(result) if training else None
             if loss is not None:
                 torch.autograd.backward(loss)
+            results = [t.detach() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+            return Outcome(tuple(results), tuple(p.grad for p in model.module.parameters()))
     except errors.DscError:
         raise
     except Exception as why:
@@ -180,15 +208,23 @@ def of_ours(why: BaseException | None) -> errors.DscError | None:
 
 
 def plan_graph(
-    gm: GraphModule, inputs: Sequence[Any], target: Target, options: Options, watchers: tuple[Watcher, ...]
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    target: Target,
+    options: Options,
+    watchers: tuple[Watcher, ...],
+    calls: dict[str, dict[str, object]] | None = None,
+    on_host: bool = False,
 ) -> Callable[..., Any]:
-    """Plan one Dynamo graph for ``target``, and give back a function that runs it on ATen."""
+    """Plan one Dynamo graph for ``target``, and give back a function that runs it on ATen, and fills ``calls``."""
     if (trap := traps.find(gm)) is not None:
         for w in watchers:
             w.left("dynamo", trap)
         return gm.forward
     make = compiler.make(options, target, watchers)
-    foreign = target.kind == "cuda" and not any(x.is_cuda for x in inputs if isinstance(x, torch.Tensor))
+    foreign = (
+        target.kind == "cuda" and not on_host and not any(x.is_cuda for x in inputs if isinstance(x, torch.Tensor))
+    )
     if foreign:
         retarget.prepare(gm)
 
@@ -207,19 +243,44 @@ def plan_graph(
         planned(backward, "backward")
         return compiler.split(joint, args, **kwargs)
 
-    def runs(aten: GraphModule, _: Sequence[Any]) -> compiler.Compiled:
-        return make_boxed_func(aten.forward)
+    def runs(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
+        return lambda aten, _: make_boxed_func(aten.forward if calls is None else kept(aten, kind, calls))
 
-    def infers(aten: GraphModule, _: Sequence[Any]) -> compiler.Compiled:
+    def infers(aten: GraphModule, given: Sequence[Any]) -> compiler.Compiled:
         planned(moved(aten), "inference")
-        return make_boxed_func(aten.forward)
+        return runs("inference")(aten, given)
 
     aot = aot_autograd(
-        fw_compiler=runs,
-        bw_compiler=runs,
+        fw_compiler=runs("forward"),
+        bw_compiler=runs("backward"),
         inference_compiler=infers,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = aot(gm, inputs)
     return compiled
+
+
+def kept(aten: GraphModule, kind: str, calls: dict[str, dict[str, object]]) -> Callable[..., Any]:
+    """The graph as a function that keeps a copy of its first inputs under their names."""
+    names = [n.name for n in aten.graph.find_nodes(op="placeholder")]
+
+    def call(*args: object) -> Any:
+        if kind not in calls:
+            calls[kind] = {name: same_again(a) for name, a in zip(names, args, strict=True)}
+        return aten.forward(*args)
+
+    return call
+
+
+def same_again(a: object) -> object:
+    """A tensor's values in memory of their own, in the same strides: an expanded tensor stays one."""
+    if not isinstance(a, torch.Tensor):
+        return a
+    t = a.detach()
+    if t.layout is not torch.strided:
+        return t.clone()
+    if 0 in t.stride() and t.numel():
+        base = t.as_strided([1 if s == 0 else n for n, s in zip(t.shape, t.stride())], t.stride())
+        return base.clone().expand(t.shape)
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
