@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kit_memory
-from dsc import link, liveness
+from dsc import kernels, link, liveness
 from dsc.manager import PassPipeline
 from dsc.models.zoo import ZOO, load
 from dsc.options import Options
@@ -65,9 +65,9 @@ def test_program_peak_is_measured_within_a_hundredth(name: str) -> None:
     arenas, calls, refused = Pool(), [], []
     for gm, kind in ((step.forward, "forward"), (step.backward, "backward")):
         PassPipeline((Canonicalize(), Fuse())).run(gm, CPU)
-        program, *_, remarks = link.link(gm, Options(), arenas, kind)
+        program, _, remarks = link.link(gm, Options(), kind)
         refused.append(frozenset(r.node for r in remarks))
-        calls.append(run.load(program, kind))
+        calls.append(run.load(program, kernels.launches(program, Options()), arenas, kind))
     planned = liveness.profile_step(
         step.forward, step.backward, step.saved, pooled=True, refused=(refused[0], refused[1])
     )
