@@ -55,8 +55,10 @@ class Fuse(Pass):
         grow(web, self.max_nodes)
         if target.kind == "cuda":
             join_small(web, self.max_nodes, LAUNCH_SECONDS * target.bandwidth)
+        parted = list(apart(web, self.max_nodes))
         duplicate(gm, web, self.max_nodes)
         remarks += mark(web)
+        remarks += explain(web, parted)
         return Report(bool(web.live()), tuple(remarks), (("kernels", float(len(web.live()))),))
 
 
@@ -355,6 +357,32 @@ def join_small(web: Web, limit: int, launch_bytes: float) -> None:
             previous = unit
 
 
+def apart(web: Web, limit: int) -> Iterator[tuple[Node, int, str]]:
+    """Value, group that reads it, and why that group and the one that makes it did not join."""
+    for unit in web.live():
+        for v in unit.makes:
+            for reader in sorted(web.readers.get(v, set()) - {unit.id}):
+                if web.units[reader].space is not None:
+                    yield v, reader, why_apart(web, unit, web.units[reader], limit)
+
+
+def why_apart(web: Web, maker: Unit, reader: Unit, limit: int) -> str:
+    """In a few words, by the same tests as those that ``grow`` makes."""
+    count = len(maker.nodes) + len(reader.nodes)
+    if count > limit:
+        return f"{count} nodes together, more than max_nodes={limit}"
+    if joined_space(web, maker, reader) is None:
+        if any(reader.reads.get(v, False) for v in maker.makes):
+            return f"it is read in another order than {maker.space} writes it"
+        if domain.meet(maker.space, reader.space) is None:  # type: ignore[arg-type]  # both are kernels
+            return f"loops over {maker.space} and {reader.space} do not meet"
+        return f"{maker.space} leaves a few numbers: what follows would run on one core"
+    third = next((s for s in sorted(maker.succs) if s != reader.id and web.below[s] >> reader.id & 1), None)
+    if third is not None:
+        return f"{web.units[third].nodes[0].name} runs between the two"
+    return "together they would not move fewer bytes"
+
+
 def moved(web: Web, unit: Unit) -> int:
     written = sum(web.size[v] for v in unit.makes if web.outside(v, {unit.id}))
     return written + sum(web.size[v] for v in unit.reads if web.maker.get(v) != unit.id)
@@ -471,3 +499,16 @@ def mark(web: Web) -> Iterable[Remark]:
             "did",
             f"{len(computed)} nodes into {name} over {unit.space}: {wanted} results, {moved(web, unit)} bytes",
         )
+
+
+def explain(web: Web, parted: Iterable[tuple[Node, int, str]]) -> Iterator[Remark]:
+    """Values that still pass through memory from one kernel to another, and why."""
+    for value, reader, why in parted:
+        home = web.units.get(reader)
+        if home is None or web.maker.get(value) not in web.units or value not in home.reads:
+            continue
+        first, second = (notes(web.units[i].nodes[0]).group for i in (web.maker[value], reader))
+        if first is not None and second is not None and first != second:
+            yield Remark(
+                value.name, "skipped", f"{web.size[value]} bytes from {first} to {second} through memory: {why}"
+            )
