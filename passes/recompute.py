@@ -187,6 +187,8 @@ def why_saved(joint: Joint, node: Node, past: frozenset[Node]) -> str | None:
     if _is_transparent(node):
         return None if joint.root[ops.operand(node, 0)] not in joint.written else "of an input that the graph writes"
     info = ops.info(node)
+    if info.kind == "item":
+        return f"one of the results of {ops.name_of(ops.operand(node, 0)).removesuffix('.default')}"
     if info.kind not in ("pointwise", "create") and info.name not in ROWS:
         return f"{info.kind} op"
     if reason := ops.why_not_fused(node):
@@ -208,10 +210,11 @@ def explain(joint: Joint, problem: Problem, plan: Plan) -> Iterator[Remark]:
     past = _read_past(joint)
     for name in plan.recompute:
         size, deps = size_text(nbytes(joint.forward[name])), ", ".join(value[name].deps) or "nothing"
-        yield Remark(name, "did", f"{size} computed again in the backward, from {deps}")
+        moved = f"moves {size_text(value[name].again or 0)} instead of {size_text(value[name].save)}"
+        yield Remark(name, "did", f"{size} computed again in the backward, from {deps}: {moved}")
     for name in plan.save:
         node = joint.forward[name]
-        if name not in required or ops.info(node).kind not in ("pointwise", "create", "rowwise", "random", "matmul"):
+        if name not in required or node.op != "call_function":
             continue
         reason = why_saved(joint, node, past) or "to compute it again would not move fewer bytes"
         yield Remark(name, "skipped", f"{size_text(nbytes(node))} saved: {reason}")
