@@ -246,6 +246,60 @@ class ModelFailed(DscError):
 
 
 @dataclass(eq=False, repr=False)
+class UnknownModel(DscError):
+    """A MODEL that is neither a name of the zoo nor one of the other forms."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name!r} is not a model: {nearest(self.name, self.known).rstrip('.')} "
+            "Or give FILE.py:NAME, FILE.pt2, FILE.onnx or hf:CONFIG.json."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class BadModel(DscError):
+    """A file, or something in it, that cannot serve as a model."""
+
+    spec: str
+    problem: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.spec} cannot be used: {self.problem.rstrip('.')}; {self.instead}."
+
+
+@dataclass(eq=False, repr=False)
+class BadInput(DscError):
+    """An ``--input`` that cannot be read, or none where one is needed."""
+
+    text: str
+    problem: str
+
+    def __str__(self) -> str:
+        what = f"Input {self.text!r} cannot be used" if self.text else "Inputs are missing"
+        return (
+            f"{what}: {self.problem}; write --input f32[4,128], i64[4,16]<1000 for indices below 1000, a number, "
+            "or FILE.py:FUNCTION for a function that gives them all."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class UnknownNode(DscError):
+    """A node that no graph of the model has."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        close = difflib.get_close_matches(self.name, self.known, n=3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "dsc show prints them."
+        return f"No graph has a node {self.name!r}; {hint}"
+
+
+@dataclass(eq=False, repr=False)
 class Untraceable(DscError):
     """Something in the user's model that cannot be put into a graph."""
 

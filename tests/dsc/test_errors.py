@@ -45,6 +45,20 @@ CASES = [
         "Pass 'mine' of the package 'their-passes' cannot be used: ImportError: no such file; "
         "update or remove that package.",
     ),
+    (
+        errors.UnknownModel("gtp", ("gpt", "vit")),
+        "'gtp' is not a model: did you mean 'gpt'? Or give FILE.py:NAME, FILE.pt2, FILE.onnx or hf:CONFIG.json.",
+    ),
+    (
+        errors.BadModel("m.py:Net", "NameError: name 'x' is not defined", "correct the file"),
+        "m.py:Net cannot be used: NameError: name 'x' is not defined; correct the file.",
+    ),
+    (
+        errors.BadInput("f3[4]", "'f3' is no dtype"),
+        "Input 'f3[4]' cannot be used: 'f3' is no dtype; write --input f32[4,128], i64[4,16]<1000 for indices below "
+        "1000, a number, or FILE.py:FUNCTION for a function that gives them all.",
+    ),
+    (errors.UnknownNode("relu_9", ("relu_8", "mm")), "No graph has a node 'relu_9'; did you mean 'relu_8'?"),
     (errors.InvalidGraph("at the start", "", "it is wrong"), "The graph is not legal at the start: it is wrong."),
     (
         errors.CacheUnusable("/c", "others can write to it"),
