@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"The dsc command needs {error.name}: pip install 'dsc-compiler[cli]'") from None
 
 from dsc.cli import demo as demo
+from dsc.cli import kernels as kernels
 from dsc.cli.app import app as app
 
 

@@ -1,0 +1,127 @@
+"""The kernels of a captured model as data: emitted source, where they came from, what the machine code says of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from dsc import bind, blame, text
+from dsc.codegen import cpp, triton
+from dsc.codegen.cubin import KernelFacts, inspect
+from dsc.codegen.kernel import Kernel
+from dsc.codegen.triton import Schedule
+from dsc.compilation import Compilation
+from dsc.debug.capture import Session
+from dsc.notes import notes
+
+CAPABILITIES = (80, 90)
+FEW = 4
+"""So many compilations are not worth starting processes for."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One distinct kernel of one graph."""
+
+    region: int
+    graph: str
+    """forward, backward or inference."""
+    kernel: Kernel
+    launches: int
+    traffic: Mapping[str, int]
+    """Bytes that one launch reads or writes, by buffer."""
+    nodes: tuple[tuple[str, str], ...]
+    """Canonical text and line of the user's program, of each node of its first launch."""
+    source: str
+    """Triton or C++."""
+    schedule: Schedule | None
+    """None for C++."""
+    divisible: tuple[str, ...] = ()
+    """Sizes that are multiples of 16 in the captured run."""
+
+    @property
+    def bytes(self) -> int:
+        """Moved by one launch."""
+        return sum(self.traffic.values())
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def title(self) -> str:
+        return f"{self.graph}.{self.name}" if self.region == 0 else f"{self.region}.{self.graph}.{self.name}"
+
+
+def listed(session: Session) -> list[Listed]:
+    """All kernels of a session, by region and graph, in the order of their first launch."""
+    on_gpu = session.target.kind == "cuda"
+    return [
+        k for i, region in enumerate(session.regions) for made in region.programs for k in _of_program(i, made, on_gpu)
+    ]
+
+
+def _of_program(region: int, made: Compilation, on_gpu: bool) -> Iterator[Listed]:
+    groups: dict[str, list[Node]] = {}
+    for n in made.gm.graph.nodes:
+        if (group := notes(n).group) is not None:
+            groups.setdefault(group, []).append(n)
+    launches: dict[str, list[str]] = {}
+    for group, bound in made.bound.items():
+        launches.setdefault(bound.kernel.name, []).append(group)
+    for name, mine in launches.items():
+        bound = made.bound[mine[0]]
+        kernel = bound.kernel
+        schedule = triton.default_schedule(kernel) if on_gpu else None
+        yield Listed(
+            region=region,
+            graph=made.kind,
+            kernel=kernel,
+            launches=len(mine),
+            traffic={b.name: count for b, (_, count) in zip(kernel.buffers, bind.accessed(bound))},
+            nodes=tuple((text.line(n), blame.line_of(n)) for n in groups.get(mine[0], ())),
+            source=triton.emit(kernel, schedule) if schedule else cpp.emit_unit([kernel], []),
+            schedule=schedule,
+        )
+        assert kernel.name == name
+
+
+def facts_of(
+    kernels: Sequence[Listed],
+    capabilities: Sequence[int] = CAPABILITIES,
+    parallel: int = 2,
+    done: Callable[[], None] = lambda: None,
+) -> Mapping[tuple[str, int], KernelFacts]:
+    """(title, capability) -> what was read off the compiled kernel; ``done`` is called after each.
+
+    ``parallel`` processes compile, where there is much to do; what Triton's cache holds already costs little.
+
+    Raises:
+        CodegenFailed: a kernel that Triton refuses.
+    """
+    jobs = [(k, c) for k in kernels if k.schedule is not None for c in capabilities]
+    out: dict[tuple[str, int], KernelFacts] = {}
+    if len(jobs) <= FEW or parallel < 2:
+        for k, c in jobs:
+            out[k.title, c] = inspect(k.kernel, k.schedule, c, divisible=k.divisible)
+            done()
+        return out
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(min(parallel, len(jobs)), context) as pool:
+        futures = {pool.submit(_inspect, k.kernel, k.schedule, c, k.divisible): (k.title, c) for k, c in jobs}
+        try:
+            for future in as_completed(futures):
+                out[futures[future]] = future.result()
+                done()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return out
+
+
+def _inspect(kernel: Kernel, schedule: Schedule | None, capability: int, divisible: tuple[str, ...]) -> KernelFacts:
+    return inspect(kernel, schedule, capability, divisible=divisible)
