@@ -14,6 +14,7 @@ from dsc import compiler, errors, traps, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
+from dsc.repair import repair
 from dsc.target import Target
 from dsc.torch_shim import TorchDynamoException, aot_autograd
 from dsc.watch import Watcher
@@ -37,6 +38,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     watchers = watch.captured((*options.watchers, *watch.active()), gm, example_inputs)
     if (trap := traps.find(gm)) is not None:
         return in_eager(gm, trap, watchers)
+    restored = repair(gm)
     make = compiler.make(options, find_target(options, example_inputs), watchers)
 
     def compile_as(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
@@ -54,8 +56,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     except (errors.DscError, errors.DscWarning, TorchDynamoException):
         raise  # warnings that the user made errors
     except Exception as why:
-        return in_eager(gm, f"AOTAutograd raised {compiler.first_line(why)}", watchers)
-    return compiled
+        compiled = in_eager(gm, f"AOTAutograd raised {compiler.first_line(why)}", watchers)
+    return restored(compiled)
 
 
 def in_eager(gm: GraphModule, why: str, watchers: Sequence[Watcher]) -> Callable[..., Any]:

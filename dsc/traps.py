@@ -1,7 +1,10 @@
 """Calls whose meaning AOTAutograd changes while it traces: a table, since no error tells of them.
 
-AOTAutograd decomposes some ATen operators in Python before autograd sees them (those with a Python kernel for the key
-``Autograd``).  Where such a decomposition disagrees with the operator, the graph that holds the call runs in eager.
+1. AOTAutograd decomposes some ATen operators in Python before autograd sees them (those with a Python kernel for the key
+   ``Autograd``); some of those decompositions disagree with the operator.
+2. It makes writes functional, also those that eager refuses: into memory that several elements share.
+
+The graph that holds such a call runs in eager.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ def find(gm: GraphModule) -> str | None:
 
 def _check(node: Node) -> str | None:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op == "call_method" and name.endswith("_") and not name.endswith("__") and _overlaps(node.args[0]):
+        return f"{name} writes to a tensor several elements of which are one place in memory"
     if name not in TRAPS:
         return None
     parameters, trap = TRAPS[name]
@@ -54,6 +59,23 @@ def _softshrink(arguments: dict[str, Any]) -> str | None:
     return "AOTAutograd changes the gradient of softshrink at nan"
 
 
+def _recurrent(arguments: dict[str, Any]) -> str | None:
+    """Eager calls one operator; the decomposition draws other numbers for dropout, or saves what autograd refuses."""
+    if arguments.get("dropout") and arguments.get("train"):
+        return "AOTAutograd draws the dropout between recurrent layers otherwise"
+    return None
+
+
+def _overlaps(value: object) -> bool:
+    """One place in memory stands for several elements, as after ``expand``.  A size that is a symbol is more than 1."""
+    t = value.meta.get("example_value") if isinstance(value, Node) else None
+    if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
+        return False
+    return any(
+        isinstance(d, int) and d == 0 and not (isinstance(n, int) and n < 2) for n, d in zip(t.shape, t.stride())
+    )
+
+
 def _interpolate(arguments: dict[str, Any]) -> str | None:
     """Bicubic weights and sums: eager's kernel computes them in 32 bits, the decomposition rounds each to 16."""
     value = arguments.get("input")
@@ -63,10 +85,13 @@ def _interpolate(arguments: dict[str, Any]) -> str | None:
     return None
 
 
+_RECURRENT = "input hx params has_biases num_layers dropout train bidirectional batch_first"
+
 TRAPS: Mapping[str, tuple[str, Trap]] = {
     "multilabel_margin_loss": ("input target", _multilabel_margin),
     "dropout": ("input p training", _dropout),
     "dropout_": ("input p training", _dropout),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (_RECURRENT, _recurrent)),
     "softshrink": ("input lambd", _softshrink),
     "interpolate": ("input size scale_factor mode align_corners", _interpolate),
 }

@@ -24,6 +24,7 @@ class Canonicalize(Pass):
     """Split compound operators; share repeated views; drop what nobody reads.
 
     1. ``native_dropout(x, p)`` -> ``x * bernoulli(1-p) * 1/(1-p)``: the same call to the generator, the rest pointwise.
+       ``1/(1-p)`` is rounded to the dtype, as eager's noise tensor is, here and in the gradient.
     2. ``nll_loss_forward`` with a mean or a sum -> a loss a row, and the sum and count of them.
     3. ``native_layer_norm_backward`` -> the input's gradient (over rows), and the parameters' (over columns).
     4. Two equal views of one tensor -> one.
@@ -97,13 +98,24 @@ def split_dropout(rw: Rewriter, node: Node) -> bool:
         return False
     if t.device.type != "cpu" or t.dtype not in ops.SHORT:
         return False
+    scale = float(torch.tensor(1.0, dtype=t.dtype) / (1 - p))  # rounded to the dtype, as eager's noise tensor is
     with rw.gm.graph.inserting_before(node):
         like = rw.call(node, aten.empty_like.default, x, dtype=torch.bool)
         mask = rw.call(node, aten.bernoulli.p, like, 1 - p)
         kept = rw.call(node, aten.mul.Tensor, x, mask)
-        out = rw.call(node, aten.mul.Tensor, kept, 1.0 / (1 - p))
+        out = rw.call(node, aten.mul.Tensor, kept, scale)
+    for reader in backwards_of(node):
+        reader.args = (*reader.args[:2], scale)
     rw.replace_items(node, {0: out, 1: mask})
     return True
+
+
+def backwards_of(node: Node) -> list[Node]:
+    """The gradients of a dropout: those that read its mask, or a detached alias of it."""
+    masks = [i for i in node.users if i.args[1] == 1]
+    for mask in masks:
+        masks += [a for a in mask.users if ops.name_of(a) in ("detach.default", "alias.default")]
+    return [r for m in masks for r in m.users if ops.name_of(r) == "native_dropout_backward.default"]
 
 
 def split_nll(rw: Rewriter, node: Node) -> bool:

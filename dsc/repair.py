@@ -1,0 +1,94 @@
+"""Changes to a Dynamo graph without which AOTAutograd would compute something else than eager.
+
+1. Dropout that drops nothing (not training, or p of 0) is its input in eager, and a copy to AOTAutograd, which shows when
+   either is written to: such a call is replaced by its input.
+2. AOTAutograd drops calls whose result nobody reads.  In eager those that draw random numbers move the generator, and
+   those that check indices may raise: their results are given out too, and taken away again from what the caller sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+DROPOUTS = ("dropout", "dropout_")
+
+DRAWS = frozenset(
+    """
+    rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial poisson binomial
+    bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_
+    dropout dropout_ dropout1d dropout2d dropout3d feature_dropout feature_dropout_ alpha_dropout alpha_dropout_
+    feature_alpha_dropout feature_alpha_dropout_ rrelu rrelu_ scaled_dot_product_attention gumbel_softmax
+    """.split()
+)
+
+CHECKS = frozenset(
+    """
+    embedding embedding_bag gather index_select take take_along_dim index_add index_copy index_fill index_put scatter
+    scatter_add scatter_reduce cross_entropy nll_loss one_hot cholesky cholesky_ex inv inverse solve binary_cross_entropy
+    floordiv floor_divide mod remainder fmod repeat_interleave
+    """.split()
+)
+"""Raise for some values of their operands."""
+
+
+def repair(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Change the graph in place.  What comes back turns its compiled function into one with the results of before."""
+    drop_idle_dropout(gm)
+    output = gm.graph.output_node()
+    results = output.args[0]
+    unread = list(unread_calls(gm))
+    if not unread or not isinstance(results, (tuple, list)):
+        return lambda compiled: compiled
+    with gm.graph.inserting_before(output):
+        extra = [gm.graph.call_method("detach", (n,)) for n in unread]
+    for added, n in zip(extra, unread):
+        added.meta["example_value"] = n.meta["example_value"].detach()
+    output.args = ((*results, *extra),)
+    gm.recompile()
+    return lambda compiled: lambda *inputs: tuple(compiled(*inputs))[: len(results)]
+
+
+def drop_idle_dropout(gm: GraphModule) -> None:
+    """``dropout(x, p, training=False)`` and ``dropout(x, 0)`` -> ``x``."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or name_of(node) not in DROPOUTS:
+            continue
+        arguments = {**dict(zip(("input", "p", "training"), node.args)), **node.kwargs}
+        training = arguments.get("training", arguments.get("train", True))
+        source, p = arguments.get("input"), arguments.get("p", 0.5)
+        if isinstance(source, Node) and (training is False or (isinstance(p, (int, float)) and p == 0)):
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+            changed = True
+    if changed:
+        gm.recompile()
+
+
+def unread_calls(gm: GraphModule) -> Iterator[Node]:
+    """Calls that draw or check, that no result depends on, and that give one tensor."""
+    read: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.op == "output" or node in read:
+            read.update(node.all_input_nodes)
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "call_method") or node in read:
+            continue
+        if not isinstance(node.meta.get("example_value"), torch.Tensor):
+            continue
+        name = name_of(node)
+        if name in DRAWS or name in CHECKS or (name == "getitem" and indexes_by_tensor(node)):
+            yield node
+
+
+def indexes_by_tensor(node: Node) -> bool:
+    return any(isinstance(a.meta.get("example_value"), torch.Tensor) for a in node.all_input_nodes[1:])
+
+
+def name_of(node: Node) -> str:
+    """``dropout`` of ``F.dropout``, of ``torch.dropout`` and of a method."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -1,0 +1,99 @@
+"""What is changed in a Dynamo graph before AOTAutograd sees it, and what runs in eager instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dsc import traps
+from dsc.repair import repair
+
+
+def captured(fn: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+    """The graph that Dynamo hands to a backend."""
+    seen: list[GraphModule] = []
+
+    def keep(gm: GraphModule, _: object) -> Callable[..., Any]:
+        seen.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(fn, backend=keep)(*inputs)
+    assert len(seen) == 1
+    return seen[0]
+
+
+def calls(gm: GraphModule) -> list[str]:
+    return [getattr(n.target, "__name__", str(n.target)) for n in gm.graph.nodes if n.op.startswith("call")]
+
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize("fn", [lambda x: F.dropout(x, 0.5, False) + 1, lambda x: F.dropout(x, 0.0) + 1])
+def test_idle_dropout_goes(fn: Callable[[Tensor], Tensor]) -> None:
+    gm = captured(fn, X)
+    repair(gm)
+    assert calls(gm) == ["add"]
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_working_dropout_stays(p: float) -> None:
+    gm = captured(lambda x: F.dropout(x, p) + 1, X)
+    repair(gm)
+    assert calls(gm) == ["dropout", "add"]
+
+
+def test_unread_draws_and_checks_are_given_out_and_taken_away() -> None:
+    def fn(x: Tensor, i: Tensor) -> Tensor:
+        y = x * 2
+        torch.rand(3)
+        F.embedding(i, x) + 1
+        x.exp()
+        return y
+
+    gm = captured(fn, X, torch.tensor([0, 1]))
+    before = len(gm.graph.output_node().args[0])
+    restored = repair(gm)
+    assert len(gm.graph.output_node().args[0]) == before + 2  # exp neither draws nor checks
+    out = restored(gm.forward)(X, torch.tensor([0, 1]))
+    assert len(out) == 1 and torch.equal(out[0], X * 2)
+
+
+def test_nothing_to_repair_changes_nothing() -> None:
+    gm = captured(lambda x: (x + torch.rand_like(x)).softmax(-1), X)
+    text = str(gm.graph)
+    assert repair(gm)(len) is len
+    assert str(gm.graph) == text
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda x: F.softshrink(x), "gradient of softshrink"),
+        (lambda x: F.dropout(x, 1.0), "p=1"),
+        (lambda x: F.interpolate(x[None, None].bfloat16(), size=(4, 4), mode="bicubic"), "in 16 bits"),
+        (lambda x: (x * 1).t(), None),
+        (lambda x: (x * 1)[:1].add_(1), None),
+        (lambda x: (x * 1).unsqueeze(0).expand(1, 2, 3).add_(1), None),
+    ],
+)
+def test_traps(fn: Callable[[Tensor], Tensor], words: str | None) -> None:
+    found = traps.find(captured(fn, X))
+    assert (found is None) if words is None else (found is not None and words in found)
+
+
+def test_writes_into_shared_places_are_left_to_eager() -> None:
+    """Eager refuses the write while Dynamo traces nothing of it: the graph is made by hand."""
+    g = torch.fx.Graph()
+    x = g.placeholder("x")
+    wide = g.call_method("expand", (x, 4, 3))
+    wide.meta["example_value"] = torch.ones(1, 3).expand(4, 3)
+    g.output((g.call_method("add_", (wide, 1)),))
+    assert "one place in memory" in str(traps.find(GraphModule(torch.nn.Module(), g)))
