@@ -1,6 +1,45 @@
 """dsc: a training compiler for PyTorch.
 
 ``torch.compile(model, backend="dsc", options={...})`` needs no import of this package.
+The names below are imported when first used, so that ``import dsc`` costs milliseconds.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dsc.debug.tracing import trace as trace
+    from dsc.errors import DscError as DscError
+    from dsc.errors import DscWarning as DscWarning
+    from dsc.manager import Pass as Pass
+    from dsc.manager import Remark as Remark
+    from dsc.manager import Report as Report
+    from dsc.target import Target as Target
+    from dsc.watch import Watcher as Watcher
+    from dsc.watch import watching as watching
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "trace": "dsc.debug.tracing",
+    "DscError": "dsc.errors",
+    "DscWarning": "dsc.errors",
+    "Pass": "dsc.manager",
+    "Remark": "dsc.manager",
+    "Report": "dsc.manager",
+    "Target": "dsc.target",
+    "Watcher": "dsc.watch",
+    "watching": "dsc.watch",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,14 +11,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dsc import compiler, errors, traps, watch
+from dsc import blame, compiler, errors, traps, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
 from dsc.repair import repair
 from dsc.target import Target
-from dsc.torch_shim import TorchDynamoException, aot_autograd
+from dsc.torch_shim import TorchDynamoException, aot_autograd, compile_id, recompile_reason, structured_logging
 from dsc.watch import Watcher
+
+LOG = logging.getLogger("dsc")
 
 
 def dsc(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -35,7 +38,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
 
     Graphs that AOTAutograd cannot trace, or traces wrongly, run in eager after a warning.
     """
-    watchers = watch.captured((*options.watchers, *watch.active()), gm, example_inputs)
+    watchers = watch.captured(listeners(options), gm, example_inputs)
+    report_recompile(gm)
     if (trap := traps.find(gm)) is not None:
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
@@ -58,6 +62,22 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     except Exception as why:
         compiled = in_eager(gm, f"AOTAutograd raised {compiler.first_line(why)}", watchers)
     return restored(compiled)
+
+
+def listeners(options: Options) -> tuple[Watcher, ...]:
+    """Who hears of this compilation.  What records is imported only where something is to be recorded."""
+    asked = (*options.watchers, *watch.active())
+    if options.trace is None and not structured_logging():
+        return asked
+    from dsc.debug import tracing
+
+    return (*asked, *tracing.listeners(options))
+
+
+def report_recompile(gm: GraphModule) -> None:
+    """One line, at level INFO, if this function was compiled before: the guard that failed."""
+    if (guard := recompile_reason()) is not None:
+        LOG.info("Recompiling %s (%s): %s", blame.first_line_of(gm) or "a function", compile_id(), guard)
 
 
 def in_eager(gm: GraphModule, why: str, watchers: Sequence[Watcher]) -> Callable[..., Any]:

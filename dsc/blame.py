@@ -38,6 +38,14 @@ def frames(trace: TracebackType | None) -> list[dict[str, object]]:
     return out
 
 
+def first_line_of(gm: GraphModule) -> str:
+    """``forward (model.py:12)``: the function of a Dynamo graph, and its first line there; empty where none is known."""
+    for node in gm.graph.nodes:
+        for frame in FRAME.finditer(node.meta.get("stack_trace") or ""):
+            return f"{frame['function'].strip()} ({Path(frame['file']).name}:{frame['line']})"
+    return ""
+
+
 def line_of(node: Node) -> str:
     """``model.py:12, in forward: y = x @ w``: the innermost line that is not torch's; empty where none is known."""
     found = [m for m in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in m["file"]]

@@ -55,6 +55,8 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = ()) -> 
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     return compiler
+    for w in watchers:
+        w.begins(options, target)
 
 
 def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:

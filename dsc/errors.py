@@ -246,6 +246,38 @@ class ModelFailed(DscError):
 
 
 @dataclass(eq=False, repr=False)
+class BadGraphFile(DscError):
+    """A saved graph that cannot be read."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"The saved graph cannot be read: {self.problem.rstrip('.')}; save it again with this version of dsc and torch."
+
+
+@dataclass(eq=False, repr=False)
+class BadTrace(DscError):
+    """A file that is not a trace, or one that this version cannot read."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is not a trace that can be read: {self.problem}; record one by dsc.trace(...) or DSC_TRACE=folder."
+
+
+@dataclass(eq=False, repr=False)
+class TraceUnwritable(DscError):
+    """A trace that cannot be written where the user wants it."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"The trace {self.path} cannot be written: {self.reason}; name a file or folder that you can write."
+
+
+@dataclass(eq=False, repr=False)
 class UnknownModel(DscError):
     """A MODEL that is neither a name of the zoo nor one of the other forms."""
 

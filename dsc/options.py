@@ -49,6 +49,9 @@ class Options:
     watchers: tuple[Any, ...] = ()
     """Objects that hear of every graph and pass: see ``dsc.watch.Watcher``."""
 
+    trace: str | None = None
+    """A folder that gets a record of all compilations, a file a process: see ``dsc.debug.trace``."""
+
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
 
@@ -66,6 +69,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "DSC_VERIFY": "verify",
     "DSC_NUMERICS": "numerics",
     "DSC_PASSES": "passes",
+    "DSC_TRACE": "trace",
 }
 SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 KEYS = tuple(f.name for f in fields(Options) if f.name != "mode")

@@ -6,7 +6,7 @@ Names of the compiler stack are imported when first used, since they cost second
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -30,6 +30,7 @@ Min = functions.Min
 
 # Taken from torch when first used: see _HOMES.
 aot_autograd: Callable[..., Any]
+aot_function: Callable[..., Any]
 make_boxed_func: Callable[[Callable[..., Any]], Callable[..., Any]]
 default_partition: Callable[..., tuple[GraphModule, GraphModule]]
 min_cut_rematerialization_partition: Callable[..., tuple[GraphModule, GraphModule]]
@@ -42,6 +43,7 @@ RNG_CALLS = {"run_and_save_rng_state": "saves", "run_with_rng_state": "restores"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "aot_autograd": ("torch._dynamo.backends.common",),
+    "aot_function": ("torch._functorch.aot_autograd", "functorch.compile"),
     "make_boxed_func": ("torch._functorch.aot_autograd", "functorch.compile"),
     "default_partition": ("torch._functorch.partitioners", "functorch.compile"),
     "min_cut_rematerialization_partition": ("torch._functorch.partitioners", "functorch.compile"),
@@ -101,3 +103,64 @@ def optimization_hint(x: int | torch.SymInt | sympy.Expr, shape_env: Any = None,
         return int(shape_env.optimization_hint(x, fallback=fallback))
     known = shape_env.size_hint(x, allow_none=True) if shape_env is not None else None
     return int(x.subs(dict.fromkeys(x.free_symbols, fallback)) if known is None else known)
+
+
+def known_size(shape_env: Any, symbol: sympy.Symbol) -> int | None:
+    """What a size was while tracing; None if it had no value then.  Adds no guard."""
+    values = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val
+    found = values.get(symbol)
+    return int(found) if found is not None and found.is_Integer else None
+
+
+def make_shape_env(known: Mapping[sympy.Symbol, int | None]) -> Any:
+    """A ShapeEnv that has these symbols, each with its value if it has one."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    env = ShapeEnv()
+    add = getattr(env, "add_backed_var_to_val", None) or env.add_var_to_val
+    for symbol, value in known.items():
+        env.var_to_range[symbol] = ValueRanges(0 if value is None else min(value, 2), int_oo)
+        if value is not None:
+            add(symbol, value)
+    return env
+
+
+def sympy_class(name: str) -> type[sympy.Basic] | None:
+    """The class of expressions that torch, or else sympy, knows by this name."""
+    found = getattr(functions, name, None) or getattr(sympy, name, None)
+    return found if isinstance(found, type) and issubclass(found, sympy.Basic) else None
+
+
+def recompile_reason() -> str | None:
+    """While Dynamo compiles: the guard that failed if it compiled this function before, on one line."""
+    from torch._dynamo.utils import get_metrics_context
+
+    metrics = getattr(get_metrics_context(), "_metrics", {})
+    reason = metrics.get("recompile_reason")
+    return " ".join(str(reason).split()) if reason else None
+
+
+def compile_id() -> str:
+    """While Dynamo compiles: ``1/0``, the number of the function and of its compilation; else empty."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return "" if found is None else str(found)
+
+
+def structured_logging() -> bool:
+    """Whether somebody reads torch's structured logs: ``TORCH_TRACE=folder``, to be shown by ``tlparse``."""
+    from torch._logging._internal import trace_log
+
+    return bool(trace_log.handlers)
+
+
+def write_artifact(name: str, payload: Callable[[], str]) -> None:
+    """One text in torch's structured logs, under the compilation that is running."""
+    from torch._logging._internal import trace_structured
+
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload, expect_trace_id=False
+    )

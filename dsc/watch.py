@@ -15,6 +15,8 @@ from torch.fx import GraphModule
 
 from dsc.compilation import Compilation
 from dsc.manager import Observer, Pass, Report
+from dsc.options import Options
+from dsc.target import Target
 
 
 class Watcher:
@@ -26,6 +28,9 @@ class Watcher:
     def captured(self, gm: GraphModule, inputs: Sequence[object]) -> Watcher:
         """Dynamo gave a graph; the watcher that this returns hears the rest about it, its late backward included."""
         return self
+
+    def begins(self, options: Options, target: Target) -> None:
+        """The graph is about to be compiled: with these options, for this target."""
 
     def traced(self, stage: str, gm: GraphModule) -> None:
         """An ATen graph, before any pass."""

@@ -140,7 +140,7 @@ def capture(
     found = targets.find(target) if isinstance(target, str) else target
     options = replace(options or Options(), target=found.name)
     recorder = Recorder()
-    heard = (recorder, *watchers)
+    heard = (recorder, *watchers, *watch.active())
     start = time.perf_counter()
 
     def backend(gm: GraphModule, inputs: Sequence[Any], **_: object) -> Callable[..., Any]:

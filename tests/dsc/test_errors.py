@@ -107,6 +107,18 @@ CASES = [
         "trace it on a machine with that device, or write that part in other operators.",
     ),
     (
+        errors.BadGraphFile("KeyError: 'nodes'"),
+        "The saved graph cannot be read: KeyError: 'nodes'; save it again with this version of dsc and torch.",
+    ),
+    (
+        errors.BadTrace("a.trace", "line 1 is no JSON"),
+        "a.trace is not a trace that can be read: line 1 is no JSON; record one by dsc.trace(...) or DSC_TRACE=folder.",
+    ),
+    (
+        errors.TraceUnwritable("/no/a.trace", "No such file or directory"),
+        "The trace /no/a.trace cannot be written: No such file or directory; name a file or folder that you can write.",
+    ),
+    (
         errors.Untraceable("The loop in f", "its length depends on data", "wrap it in torch.compiler.disable"),
         "The loop in f cannot be traced: its length depends on data; wrap it in torch.compiler.disable.",
     ),

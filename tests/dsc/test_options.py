@@ -14,7 +14,7 @@ def test_nothing_given_is_the_defaults() -> None:
 def test_every_key_is_accepted() -> None:
     given = {
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
-        "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (),
+        "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "trace": "/t",
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
     assert set(given) == set(options.KEYS)
@@ -23,9 +23,9 @@ def test_every_key_is_accepted() -> None:
 def test_variables_are_read_and_options_win() -> None:
     environ = {
         "DSC_CACHE_DIR": "/e", "DSC_CXX": "clang++", "DSC_EMIT": "aten", "DSC_VERIFY": "off",
-        "DSC_NUMERICS": "fast", "DSC_PASSES": "fuse", "DSC_SOMETHING_NEWER": "1",
+        "DSC_NUMERICS": "fast", "DSC_PASSES": "fuse", "DSC_TRACE": "/t", "DSC_SOMETHING_NEWER": "1",
     }  # fmt: skip
-    want = Options(cache_dir="/e", cxx="clang++", emit="aten", verify=False, numerics="fast", passes="fuse")
+    want = Options(cache_dir="/e", cxx="clang++", emit="aten", verify=False, numerics="fast", passes="fuse", trace="/t")
     assert parse(None, None, environ) == want
     assert parse({"emit": "cpp", "verify": True}, None, environ).emit == "cpp"
     assert parse({"verify": True}, None, environ).verify is True
