@@ -54,9 +54,9 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = ()) -> 
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers))
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
-    return compiler
     for w in watchers:
         w.begins(options, target)
+    return compiler
 
 
 def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
