@@ -10,6 +10,8 @@ except ModuleNotFoundError as error:
 
 from dsc.cli import demo as demo
 from dsc.cli import kernels as kernels
+from dsc.cli import passes as passes
+from dsc.cli import show as show
 from dsc.cli.app import app as app
 
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from dsc import compiler, errors, retarget, traps, watch
 from dsc import target as targets
 from dsc.compilation import Compilation
-from dsc.debug import source
+from dsc.debug import crash, source
 from dsc.debug.source import Model
 from dsc.manager import Pass, Report
 from dsc.options import Options
@@ -148,6 +148,7 @@ def capture(
         calls = recorder.regions[-1].calls if keep_values else None
         return plan_graph(gm, inputs, found, options, told, calls, on_host)
 
+    run(model, model.module, training)  # what is wrong with the model itself shows as in eager
     torch.compiler.reset()
     try:
         outcome = run(model, torch.compile(model.module, backend=backend), training)
@@ -221,7 +222,7 @@ def plan_graph(
         for w in watchers:
             w.left("dynamo", trap)
         return gm.forward
-    make = compiler.make(options, target, watchers)
+    make = compiler.make(options, target, watchers, crash.save)
     foreign = (
         target.kind == "cuda" and not on_host and not any(x.is_cuda for x in inputs if isinstance(x, torch.Tensor))
     )
@@ -235,10 +236,20 @@ def plan_graph(
         return copy
 
     def planned(aten: GraphModule, kind: str) -> None:
-        compiler.tell(compiler.plan(aten, kind, make, build=False), make)
+        before = compiler.copied(aten)
+        try:
+            compiler.tell(compiler.plan(aten, kind, make, build=False), make)
+        except errors.PassFailed as why:
+            raise compiler.saved(before, kind, why, make) from why.cause
+
+    def planned_joint(joint: GraphModule) -> GraphModule:
+        try:
+            return compiler.plan_joint(moved(joint), make)
+        except errors.PassFailed as why:
+            raise compiler.saved(moved(joint), "joint", why, make) from why.cause
 
     def partition(joint: GraphModule, args: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        forward, backward = compiler.split(compiler.plan_joint(moved(joint), make), args, **kwargs)
+        forward, backward = compiler.split(planned_joint(joint), args, **kwargs)
         planned(forward, "forward")
         planned(backward, "backward")
         return compiler.split(joint, args, **kwargs)

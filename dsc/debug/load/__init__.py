@@ -1,0 +1,1 @@
+"""Models from files: Python, exported programs, ONNX, configurations of Hugging Face."""

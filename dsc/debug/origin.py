@@ -1,0 +1,70 @@
+"""Where a node comes from in the user's program: the line, and the module."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+ROOT = re.compile(r"^L\[.(?P<name>\w+).\]\.?(_modules\[.dsc_inner.\]\.?|dsc_inner\.?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        """``models/gpt.py:43``, from the folder that the user is in where the file lies below it."""
+        near = os.path.relpath(self.file)
+        return f"{self.file if near.startswith('..') else near}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Both may be missing: inputs have none, nor has what a pass made from nothing of the user's."""
+
+    frames: tuple[Frame, ...] = ()
+    """The outermost call first."""
+    module: str = ""
+    """``blocks.0.attention.out``, the innermost; of a gradient, that of the forward."""
+
+    @property
+    def frame(self) -> Frame | None:
+        """The innermost."""
+        return self.frames[-1] if self.frames else None
+
+    @property
+    def text(self) -> str:
+        """``blocks.0.attention  models/gpt.py:43  y = self.out(y)``; empty if nothing is known."""
+        found = self.frame
+        return "  ".join(filter(None, (self.module, *((found.place, found.code) if found else ()))))
+
+
+def of(node: Node) -> Origin:
+    """What the node's meta says."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    return Origin(frames(str(node.meta.get("stack_trace") or "")), module_name(path))
+
+
+def module_name(path: str) -> str:
+    """``L['self'].blocks.0`` -> ``blocks.0``; what comes from ``torch.export`` is plain already."""
+    return ROOT.sub("", path).replace("._modules", "").replace("['", ".").replace("']", "").strip(".")
+
+
+def frames(trace: str) -> tuple[Frame, ...]:
+    """The frames of a stack trace as Python prints it; each with the first line of its code."""
+    out: list[Frame] = []
+    lines = trace.splitlines()
+    for i, line in enumerate(lines):
+        if (m := FRAME.search(line)) is not None:
+            code = lines[i + 1].strip() if i + 1 < len(lines) and not FRAME.search(lines[i + 1]) else ""
+            out.append(Frame(m["file"], int(m["line"]), m["function"].strip(), code))
+    return tuple(out)
