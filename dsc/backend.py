@@ -43,7 +43,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     if (trap := traps.find(gm)) is not None:
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
-    make = compiler.make(options, find_target(options, example_inputs), watchers)
+    make = compiler.make(options, find_target(options, example_inputs), watchers, keep)
 
     def compile_as(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
         return lambda g, _: compiler.compile_aten(g, kind, make)
@@ -72,6 +72,13 @@ def listeners(options: Options) -> tuple[Watcher, ...]:
     from dsc.debug import tracing
 
     return (*asked, *tracing.listeners(options))
+
+
+def keep(gm: GraphModule, stage: str, failed: errors.PassFailed, made: compiler.Compiler) -> object:
+    """Save the graph that a pass failed on."""
+    from dsc.debug import crash
+
+    return crash.save(gm, stage, failed, made)
 
 
 def report_recompile(gm: GraphModule) -> None:

@@ -6,7 +6,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from dsc.torch_shim import RNG_CALLS, default_partition, detect_fake_mode, make_
 from dsc.watch import Watcher
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
+Keep = Callable[[GraphModule, str, errors.PassFailed, "Compiler"], object]
+"""Saves the graph before a failed pass, given the graph before all passes, and says where."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +40,21 @@ class Compiler:
     """Passes on each graph after the split."""
     pool: Pool
     watchers: tuple[Watcher, ...] = ()
+    keep: Keep | None = None
 
     def pipeline(self, stage: str) -> PassPipeline:
         passes = self.joint if stage == "joint" else self.graph
         return PassPipeline(passes, watch.observers(self.watchers, stage), self.options.verify)
 
 
-def make(options: Options, target: Target, watchers: Sequence[Watcher] = ()) -> Compiler:
+def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), keep: Keep | None = None) -> Compiler:
     """A compiler with the passes that the options name.
 
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
     """
     joint, graph = passlist.chosen(options.passes)
-    compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers))
+    compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     for w in watchers:
@@ -81,7 +84,7 @@ def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     try:
         return plan_joint(gm, compiler)
     except Exception as why:
-        leave("joint", why, compiler)
+        leave("joint", saved(kept, "joint", why, compiler), compiler)
         return kept
 
 
@@ -94,7 +97,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
     except errors.DscWarning:
         raise
     except Exception as why:
-        leave(kind, why, compiler)
+        leave(kind, saved(kept, kind, why, compiler), compiler)
         aten = (Remark("", "skipped", f"the whole graph stays with ATen: {first_line(why)}"),)
         try:
             record = linked(kept, kind, compiler, (), aten)
@@ -147,6 +150,19 @@ def tell(record: Compilation, compiler: Compiler) -> None:
         compiler.options.on_compile(record)
     for w in compiler.watchers:
         w.compiled(record)
+
+
+def saved(gm: GraphModule, stage: str, why: Exception, compiler: Compiler) -> Exception:
+    """A failed pass together with where the graph before it was saved, if it could be; other errors as they are."""
+    if compiler.keep is None or not isinstance(why, errors.PassFailed):
+        return why
+    try:
+        where = str(compiler.keep(gm, stage, why, compiler))
+    except Exception:  # a full disk must not stop the model
+        return why
+    found = replace(why, saved=where)
+    found.__cause__ = why.cause
+    return found
 
 
 def leave(kind: str, why: Exception, compiler: Compiler) -> None:

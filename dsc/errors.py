@@ -256,6 +256,19 @@ class BadGraphFile(DscError):
 
 
 @dataclass(eq=False, repr=False)
+class BadCrash(DscError):
+    """A file that is not a saved crash."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is not a crash that can be replayed: {self.problem}; give the .json file beside the .txt one."
+        )
+
+
+@dataclass(eq=False, repr=False)
 class BadTrace(DscError):
     """A file that is not a trace, or one that this version cannot read."""
 

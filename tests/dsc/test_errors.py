@@ -111,6 +111,10 @@ CASES = [
         "The saved graph cannot be read: KeyError: 'nodes'; save it again with this version of dsc and torch.",
     ),
     (
+        errors.BadCrash("a.json", "it is not JSON"),
+        "a.json is not a crash that can be replayed: it is not JSON; give the .json file beside the .txt one.",
+    ),
+    (
         errors.BadTrace("a.trace", "line 1 is no JSON"),
         "a.trace is not a trace that can be read: line 1 is no JSON; record one by dsc.trace(...) or DSC_TRACE=folder.",
     ),
