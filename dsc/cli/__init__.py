@@ -9,9 +9,12 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"The dsc command needs {error.name}: pip install 'dsc-compiler[cli]'") from None
 
 from dsc.cli import demo as demo
+from dsc.cli import diff as diff
 from dsc.cli import kernels as kernels
 from dsc.cli import passes as passes
+from dsc.cli import replay as replay
 from dsc.cli import show as show
+from dsc.cli import trace as trace
 from dsc.cli.app import app as app
 
 
