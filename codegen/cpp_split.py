@@ -44,7 +44,11 @@ class Pieces:
 def split(k: Kernel) -> Pieces | None:
     """``k`` in pieces, or None where its own nest does better.  ``k`` is tidy."""
     axis = _cut_axis(k)
-    return _cut(k, axis) if axis is not None else None
+    if axis is None:
+        return None
+    inner = known(product([a.extent for a in k.reduced if a.name != axis.name])) or 1
+    columns = vector_axis(k) in {a.name for a in k.parallel}
+    return cut(k, axis, max(1, (ROWS if columns else RUN) // inner))
 
 
 def _cut_axis(k: Kernel) -> Axis | None:
@@ -69,10 +73,8 @@ def _cut_axis(k: Kernel) -> Axis | None:
     return k.reduced[0]
 
 
-def _cut(k: Kernel, axis: Axis) -> Pieces:
-    inner = known(product([a.extent for a in k.reduced if a.name != axis.name])) or 1
-    columns = vector_axis(k) in {a.name for a in k.parallel}
-    length = max(1, (ROWS if columns else RUN) // inner)
+def cut(k: Kernel, axis: Axis, length: int) -> Pieces:
+    """``k`` with its reductions in chunks of ``length`` points of the reduce axis ``axis``."""
     made: list[Kernel] = []
     temporaries: list[Temporary] = []
     found: dict[str, Let] = {}

@@ -11,6 +11,7 @@ Within a program all loads of an ``inout`` buffer come before its stores.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -82,8 +83,16 @@ class _Emitter:
             self.compute(live)
             self.barrier()
             self.write(n.kernel.stores)
+        self.drop_unread_axes()
         if not self.lines:
             self.w("pass")
+
+    def drop_unread_axes(self) -> None:
+        """Axes that no line mentions: the accesses walk several as one."""
+        for a in self.n.kernel.axes:
+            found = [i for i, line in enumerate(self.lines) if re.search(rf"\b{a.name}\b", line)]
+            if len(found) == 1 and self.lines[found[0]].lstrip().startswith(f"{a.name} = "):
+                del self.lines[found[0]]
 
     def decode(self, side: str) -> None:
         """The axes of a side, and its mask, from the linear index."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sympy
 
-from dsc.codegen.kernel import Axis, Index, Kernel
+from dsc.codegen.kernel import NBYTES, Axis, Index, Kernel
+from dsc.codegen.triton_axes import unfolded, without_units
 from dsc.codegen.triton_index import bound
 
 PERSISTENT = 16384
@@ -68,7 +69,7 @@ def extent(axes: tuple[Axis, ...]) -> Index:
 
 def nest(kernel: Kernel) -> Nest:
     sizes = kernel.sizes
-    kernel = _without_units(kernel)
+    kernel = unfolded(without_units(kernel))
     accesses = [v.access[1] for v in kernel.lets if v.op == "load"] + [s.index for s in kernel.stores]
     votes = {a.name: sum(_votes(index, a, kernel) for index in accesses) for a in kernel.axes}
     parallel, reduced = _fastest_last(kernel.parallel, votes), _fastest_last(kernel.reduced, votes)
@@ -90,32 +91,6 @@ def _rivals(a: Axis, fastest: Axis, accesses: list[Index], kernel: Kernel) -> bo
     if any(e.is_number and e < 16 for e in map(sympy.sympify, (a.extent, fastest.extent))):
         return False
     return all(any(_votes(index, axis, kernel) > 1 for index in accesses) for axis in (a, fastest))
-
-
-def _without_units(kernel: Kernel) -> Kernel:
-    units = {a.name for a in kernel.axes if a.extent == 1}
-    if not units:
-        return kernel
-
-    def fix(e: object) -> Index:
-        index = sympy.sympify(e)
-        return index.xreplace({s: sympy.S.Zero for s in index.free_symbols if s.name in units})
-
-    lets = []
-    for v in kernel.lets:
-        match v.attr:
-            case (buffer, index):
-                lets.append(replace(v, attr=(buffer, fix(index))))
-            case index if v.op == "index":
-                lets.append(replace(v, attr=fix(index)))
-            case _:
-                lets.append(v)
-    return replace(
-        kernel,
-        axes=tuple(a for a in kernel.axes if a.name not in units),
-        lets=tuple(lets),
-        stores=tuple(replace(s, index=fix(s.index)) for s in kernel.stores),
-    )
 
 
 def _votes(index: Index, axis: Axis, kernel: Kernel) -> int:
@@ -154,7 +129,7 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     1. no reduction: 1024 points, 4 warps
     2. none, but accesses that differ in the contiguous axis: tiles of 64 by 32, so that both read whole lines
     3. a row fits a tile and is its contiguous side: as many whole rows as make 2048 points
-    4. it fits, but the parallel side is contiguous: at least 32 columns, so that a warp reads whole lines
+    4. it fits, but the parallel side is contiguous: at least 128 bytes of columns, so that a warp reads whole lines
     5. it does not fit: loop, with 2048 points in a tile
     """
     n = nest(kernel)
@@ -165,7 +140,7 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     if n.tiled:
         xb, rb = _fit(n.xn, budget // 32), _fit(n.rn, 32)
         return Schedule(xb, rb, max(1, min(4, xb * rb // 256)))
-    least = 32 if n.x_inner else 1
+    least = 128 // max(2, min(NBYTES[b.dtype] for b in kernel.buffers)) if n.x_inner else 1
     rb = _fit(n.rn, PERSISTENT // _fit(n.xn, least))
     if not (n.rn.is_number and n.rn <= rb):
         rb = min(rb, 64 if n.x_inner else 2048)

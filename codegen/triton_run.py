@@ -23,8 +23,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from dsc.codegen.kernel import Kernel
-from dsc.codegen.triton import Schedule, grid, tiles
+from dsc.codegen.triton import Schedule, emit, grid, tiles
 from dsc.codegen.triton_nest import evaluate, extent
+from dsc.codegen.triton_plan import Plan
 
 Launcher = Callable[[int, Sequence[object], Mapping[str, int], Schedule], None]
 """(programs, positional arguments, tiles, schedule)"""
@@ -82,6 +83,31 @@ def prepare(
             raise CheckFailed(kernel)
 
     return run
+
+
+def prepare_plan(
+    plan: Plan, make: Callable[[str, str], Launcher]
+) -> Callable[[Sequence[torch.Tensor], Mapping[str, int], torch.Tensor | None], None]:
+    """As ``prepare``, for all launches of a plan; ``make`` is ``compiled`` or ``interpreted``."""
+    parts = [
+        (p.kernel, prepare(p.kernel, p.schedule, make(emit(p.kernel, p.schedule), p.kernel.name))) for p in plan.parts
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
+    names = [b.name for b in plan.kernel.buffers]
+
+    def run(tensors: Sequence[torch.Tensor], sizes: Mapping[str, int], fail: torch.Tensor | None = None) -> None:
+        known = dict(zip(names, tensors))
+        for t in plan.temporaries:
+            known[t.buffer] = torch.empty(evaluate(t.size, sizes), dtype=DTYPES[t.dtype], device=tensors[0].device)
+        for kernel, part in parts:
+            part([known[b.name] for b in kernel.buffers], sizes, fail)
+
+    return run
+
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "b1": torch.bool}
+"""Of temporaries, which hold values as kernels compute them."""
 
 
 def options(schedule: Schedule) -> dict[str, int | bool]:

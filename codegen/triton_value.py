@@ -11,6 +11,7 @@ from dsc.codegen.kernel import COMPUTE, Index, Let
 from dsc.codegen.triton_index import text
 from dsc.codegen.triton_math import COMBINE, HELPERS, call
 from dsc.codegen.triton_nest import Nest, Schedule
+from dsc.torch_shim import Mod
 
 TYPES = {
     "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "f64": "tl.float64", "i64": "tl.int64",
@@ -176,7 +177,29 @@ class Values:
     def index(self, index: Index) -> str:
         index = sympy.sympify(index)
         constants = {s: sympy.Integer(self.literals[s.name]) for s in index.free_symbols if s.name in self.literals}
-        return text(index.xreplace(constants))
+        return text(self.walked(index.xreplace(constants)))
+
+    def walked(self, index: Index) -> Index:
+        """``index`` over the linear index of a side, where it walks several of its axes as one: ``9*i + j -> x``.
+
+        Triton sees then that neighbouring points are neighbours in memory, whatever the extents.
+        """
+        for linear, axes in ((self.x, self.n.parallel), (self.r, self.n.reduced)):
+            symbols = {s.name: s for s in index.free_symbols}
+            size, run = sympy.S.One, list[sympy.Symbol]()
+            step = index.coeff(symbols[axes[-1].name]) if axes and axes[-1].name in symbols else sympy.S.Zero
+            for a in reversed(axes):
+                s = symbols.get(a.name)
+                if step == 0 or s is None or index.coeff(s) != sympy.expand(step * size):
+                    break
+                run.append(s)
+                size *= sympy.sympify(a.extent)
+            rest = index - sum(index.coeff(s) * s for s in run)
+            if len(run) < 2 or rest.free_symbols & set(run):
+                continue
+            whole = sympy.Symbol(linear, integer=True, nonnegative=True)
+            index = rest + step * (whole if len(run) == len(axes) else Mod(whole, size))
+        return index
 
     def cast(self, a: str, source: str, target: str) -> str:
         if source == target:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from dsc import errors
-from dsc.codegen import build, cpp, triton, triton_run
+from dsc.codegen import build, cpp, triton, triton_plan, triton_run
 from dsc.codegen.kernel import Call, Kernel
 from dsc.options import Options, default_cache_dir
 from dsc.program import Program
@@ -43,7 +43,8 @@ def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequence
     if emitter == "cpp":
         return cpp.emit_unit(kernels, sequences)
     if emitter == "triton":
-        return "\n".join(triton.emit(k, triton.default_schedule(k, interpreter=not on_gpu)) for k in kernels)
+        plans = [triton_plan.plan(k, interpreter=not on_gpu) for k in kernels]
+        return "\n".join(triton.emit(p.kernel, p.schedule) for plan in plans for p in plan.parts)
     return ""
 
 

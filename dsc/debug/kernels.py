@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from dsc import bind, blame, text
-from dsc.codegen import cpp, triton
+from dsc.codegen import cpp, triton, triton_plan
 from dsc.codegen.cubin import KernelFacts, inspect
-from dsc.codegen.kernel import Kernel
+from dsc.codegen.kernel import NBYTES, Kernel
 from dsc.codegen.triton import Schedule
 from dsc.compilation import Compilation
 from dsc.debug.capture import Session
 from dsc.notes import notes
+from dsc.torch_shim import optimization_hint
 
 CAPABILITIES = (80, 90)
 FEW = 4
@@ -25,7 +26,7 @@ FEW = 4
 
 @dataclass(frozen=True)
 class Listed:
-    """One distinct kernel of one graph."""
+    """One distinct kernel of one graph; of a kernel in chunks, one of its launches."""
 
     region: int
     graph: str
@@ -73,21 +74,21 @@ def _of_program(region: int, made: Compilation, on_gpu: bool) -> Iterator[Listed
     launches: dict[str, list[str]] = {}
     for group, bound in made.bound.items():
         launches.setdefault(bound.kernel.name, []).append(group)
-    for name, mine in launches.items():
+    for mine in launches.values():
         bound = made.bound[mine[0]]
         kernel = bound.kernel
-        schedule = triton.default_schedule(kernel) if on_gpu else None
-        yield Listed(
-            region=region,
-            graph=made.kind,
-            kernel=kernel,
-            launches=len(mine),
-            traffic={b.name: count for b, (_, count) in zip(kernel.buffers, bind.accessed(bound))},
-            nodes=tuple((text.line(n), blame.line_of(n)) for n in groups.get(mine[0], ())),
-            source=triton.emit(kernel, schedule) if schedule else cpp.emit_unit([kernel], []),
-            schedule=schedule,
-        )
-        assert kernel.name == name
+        nodes = tuple((text.line(n), blame.line_of(n)) for n in groups.get(mine[0], ()))
+        traffic = {b.name: count for b, (_, count) in zip(kernel.buffers, bind.accessed(bound))}
+        if not on_gpu:
+            yield Listed(region, made.kind, kernel, len(mine), traffic, nodes, cpp.emit_unit([kernel], []), None)
+            continue
+        plan = triton_plan.plan(kernel)
+        for t in plan.temporaries:
+            traffic[t.buffer] = int(optimization_hint(t.size)) * NBYTES[t.dtype]
+        for p in plan.parts:
+            moved = {b.name: traffic[b.name] for b in p.kernel.buffers}
+            source = triton.emit(p.kernel, p.schedule)
+            yield Listed(region, made.kind, p.kernel, len(mine), moved, nodes, source, p.schedule)
 
 
 def facts_of(

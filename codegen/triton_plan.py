@@ -1,0 +1,85 @@
+"""How a kernel is launched on a GPU: whole, or as chunks and a join where a reduction has too few rows to fill it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+
+from dsc.codegen.cpp_split import Temporary, cut
+from dsc.codegen.kernel import Axis, Kernel, stages
+from dsc.codegen.triton_axes import without_units
+from dsc.codegen.triton_nest import Schedule, default_schedule, grid, nest
+
+PROGRAMS = 128
+"""So many programs keep a GPU busy (an A100 has 108 multiprocessors, an H100 132)."""
+WORTH = 1 << 17
+"""Points below which one launch is quicker than two, however few its programs."""
+LEAST_ROWS, LEAST_RUN = 32, 2048
+"""The shortest chunks: rows of a reduction over columns, points of one along them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One launch."""
+
+    kernel: Kernel
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The launches of a kernel, one after the other, and what they hand on in memory."""
+
+    kernel: Kernel
+    parts: tuple[Part, ...]
+    temporaries: tuple[Temporary, ...] = ()
+
+
+def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
+    """One launch, or two where all of these hold; the second adds up the chunks in order, the same on every run.
+
+    1. Every reduction of the kernel is made in one pass, and no value along the reduce axes needs it.
+    2. The programs of one launch would leave most of a GPU idle, and it is not small.
+    3. Sizes are numbers, and a reduce axis divides into equal chunks.
+    """
+    chosen = _chunks(kernel)
+    if chosen is None:
+        return Plan(kernel, (Part(kernel, default_schedule(kernel, interpreter=interpreter)),))
+    pieces = cut(without_units(kernel), *chosen)
+    first, *rest = (_named(k, kernel) for k in pieces.kernels)
+    first = replace(first, origin=kernel.origin)
+    rest = [replace(k, origin=f"the chunks of {first.name}, added up") for k in rest]
+    parts = tuple(Part(k, default_schedule(k, interpreter=interpreter)) for k in (first, *rest))
+    return Plan(kernel, parts, pieces.temporaries)
+
+
+def _chunks(kernel: Kernel) -> tuple[Axis, int] | None:
+    """The reduce axis to cut, and the length of a chunk."""
+    n = nest(kernel)
+    if not n.reduced or n.tiled or kernel.checks or kernel.sizes:
+        return None
+    level, along = stages(kernel), {a.name for a in n.kernel.reduced}
+    needs = [level[s.value] for s in n.kernel.stores if along & {x.name for x in sympy.sympify(s.index).free_symbols}]
+    if max(level.values(), default=0) != 1 or any(needs):
+        return None
+    if any(b.role == "inout" for b in kernel.buffers):
+        return None
+    schedule = default_schedule(kernel)
+    programs, points = grid(kernel, schedule, {}), int(n.xn * n.rn)
+    if programs >= PROGRAMS or points < WORTH:
+        return None
+    reduced = without_units(kernel).reduced
+    axis = max(reduced, key=lambda a: int(a.extent))
+    extent = int(axis.extent)
+    inner = int(n.rn) // extent
+    least = -(-(LEAST_ROWS if n.x_inner else LEAST_RUN) // inner)
+    wanted = max(least, -(-extent * programs // (2 * PROGRAMS)))
+    length = next((d for d in range(wanted, extent // 2 + 1) if extent % d == 0), None)
+    return (axis, length) if length is not None else None
+
+
+def _named(piece: Kernel, whole: Kernel) -> Kernel:
+    """Buffers in the order of the whole kernel, what is new after them."""
+    order = {b.name: i for i, b in enumerate(whole.buffers)}
+    return replace(piece, buffers=tuple(sorted(piece.buffers, key=lambda b: order.get(b.name, len(order)))))
