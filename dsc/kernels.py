@@ -92,9 +92,8 @@ def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call
     """On CPU tensors through Triton's interpreter: slow, to check kernels."""
     prepared = {}
     for k in kernels:
-        schedule = triton.default_schedule(k, interpreter=not on_gpu)
         make = triton_run.compiled if on_gpu else triton_run.interpreted
-        prepared[k.name] = (k, triton_run.prepare(k, schedule, make(triton.emit(k, schedule), k.name)))
+        prepared[k.name] = (k, triton_run.prepare_plan(triton_plan.plan(k, interpreter=not on_gpu), make))
 
     def launcher(sequence: Sequence[Call]) -> Launch:
         def launch(tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...]) -> int:
