@@ -190,7 +190,7 @@ def why_saved(joint: Joint, node: Node, past: frozenset[Node]) -> str | None:
     if info.kind == "item":
         return f"one of the results of {ops.name_of(ops.operand(node, 0)).removesuffix('.default')}"
     if info.kind not in ("pointwise", "create") and info.name not in ROWS:
-        return f"{info.kind} op"
+        return f"{info.kind} ops are never computed again"
     if reason := ops.why_not_fused(node):
         return reason
     if any(d in joint.written for d in _deps(joint, node)):
@@ -214,9 +214,12 @@ def explain(joint: Joint, problem: Problem, plan: Plan) -> Iterator[Remark]:
         yield Remark(name, "did", f"{size} computed again in the backward, from {deps}: {moved}")
     for name in plan.save:
         node = joint.forward[name]
-        if name not in required or node.op != "call_function":
+        if node.op != "call_function":
             continue
-        reason = why_saved(joint, node, past) or "to compute it again would not move fewer bytes"
+        if name not in required:
+            reason = f"{', '.join(n for n in plan.recompute if name in value[n].deps)} is computed again from it"
+        else:
+            reason = why_saved(joint, node, past) or "to compute it again would not move fewer bytes"
         yield Remark(name, "skipped", f"{size_text(nbytes(node))} saved: {reason}")
 
 

@@ -35,9 +35,8 @@ def passes(
     """
     from dsc.cli import source
     from dsc.debug import passtable
-    from dsc.debug.capture import capture
 
-    session = capture(source.find(model, inputs or ()), target or "cpu", training=not inference)
+    session = source.captured(model, inputs, target, training=not inference)
     rows = passtable.rows(session)
     step = passtable.total(session, rows)
     if as_json:

@@ -47,11 +47,10 @@ def show(
     """
     from dsc.cli import source as sources
     from dsc.debug import stages
-    from dsc.debug.capture import capture
 
     if after is not None and diff is not None:
         fail("--after prints a graph and --diff a difference: give one of them.", BAD_INPUT)
-    session = capture(sources.find(model, inputs or ()), target or "cpu", training=not inference)
+    session = sources.captured(model, inputs, target, training=not inference)
     picked = stages.pick(session, diff or after, graph, region)
     if as_json:
         data = [as_data(p, diff is not None, source) for p in picked]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsc.errors import UnknownModel
+from dsc.errors import BadModel, BadOption, UnknownModel
 
 if TYPE_CHECKING:
+    from dsc.debug.capture import Session
     from dsc.debug.source import Model
+    from dsc.options import Options
 
 
 def find(spec: str, inputs: Sequence[str] = ()) -> Model:
@@ -44,3 +47,41 @@ def from_zoo(name: str, inputs: Sequence[str]) -> Model:
         raise UnknownModel(name, tuple(ZOO))
     module = entry.build()
     return Model(entry.name, module, from_user(inputs, module) if inputs else entry.inputs())
+
+
+def captured(
+    spec: str,
+    inputs: Sequence[str] | None = None,
+    target: str | None = None,
+    *,
+    training: bool = True,
+    options: Options | None = None,
+) -> Session:
+    """What became of the model ``spec`` on ``target``, or what a trace of such a compilation recorded.
+
+    Raises:
+        UnknownModel, BadModel, BadInput, ModelFailed: of the model.
+        BadTrace: no trace can be read.
+        BadModel, BadOption: passes, a target or inputs for a trace, which has its own.
+    """
+    if is_trace(spec):
+        from dsc.debug import trace
+
+        if options is not None:
+            raise BadModel(spec, "it is a trace, whose passes have run", "give the model")
+        session = trace.load(spec)
+        if target is not None and target.lower() != session.target.name:
+            raise BadOption(
+                "--target", target, f"{session.target.name}, for which {spec} was recorded, or leave it out"
+            )
+        if inputs:
+            raise BadOption("--input", " ".join(inputs), f"none: {spec} holds what was recorded")
+        return session
+    from dsc.debug.capture import capture
+
+    return capture(find(spec, inputs or ()), target or "cpu", options, training=training)
+
+
+def is_trace(spec: str) -> bool:
+    """A file of ``dsc.trace``, or a folder of ``DSC_TRACE``."""
+    return spec.endswith(".trace") or Path(spec).is_dir()

@@ -135,6 +135,7 @@ def capture(
 
     Raises:
         ModelFailed: the model itself raises on these inputs.
+        Untraceable: torch or dsc raises where the model does not.
         DscError: options that do not exist; a pass that fails (here it is not hidden by a way around it).
     """
     found = targets.find(target) if isinstance(target, str) else target
@@ -152,6 +153,9 @@ def capture(
     torch.compiler.reset()
     try:
         outcome = run(model, torch.compile(model.module, backend=backend), training)
+    except errors.ModelFailed as why:
+        reason = compiler.first_line(root_of(why.__cause__ or why))
+        raise errors.Untraceable(model.name, reason, "it runs in eager, so please report it") from why.__cause__
     finally:
         torch.compiler.reset()  # what was compiled here must not serve another caller
     return Session(model, found, options, tuple(recorder.regions), time.perf_counter() - start, outcome)
@@ -197,6 +201,13 @@ def untouched(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for b, kept in buffers:
                 b.copy_(kept)
+
+
+def root_of(why: BaseException) -> Exception:
+    """What Dynamo wrapped in its own exceptions."""
+    while isinstance(inner := getattr(why, "inner_exception", None), BaseException):
+        why = inner
+    return why if isinstance(why, Exception) else RuntimeError(str(why))
 
 
 def of_ours(why: BaseException | None) -> errors.DscError | None:

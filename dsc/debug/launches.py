@@ -49,6 +49,11 @@ class Launch:
         return self.flops / self.bytes if self.bytes else 0.0
 
     @property
+    def balance(self) -> float:
+        """Operations a byte at which its arithmetic takes as long as its traffic: the ridge of the roofline."""
+        return self.intensity * self.memory / self.arithmetic if self.arithmetic else 0.0
+
+    @property
     def ops(self) -> str:
         """``add.Tensor, gelu``: what it computes, each operator once."""
         return ", ".join(dict.fromkeys(text.op_name(n) for n in self.nodes if ops.info(n).kind not in ("item", "view")))

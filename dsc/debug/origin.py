@@ -41,10 +41,14 @@ class Origin:
         return self.frames[-1] if self.frames else None
 
     @property
+    def place(self) -> str:
+        """``blocks.0.attention  models/gpt.py:43``; empty if nothing is known."""
+        return "  ".join(filter(None, (self.module, self.frame.place if self.frame else "")))
+
+    @property
     def text(self) -> str:
-        """``blocks.0.attention  models/gpt.py:43  y = self.out(y)``; empty if nothing is known."""
-        found = self.frame
-        return "  ".join(filter(None, (self.module, *((found.place, found.code) if found else ()))))
+        """``blocks.0.attention  models/gpt.py:43  y = self.out(y)``."""
+        return "  ".join(filter(None, (self.place, self.frame.code if self.frame else "")))
 
 
 def of(node: Node) -> Origin:
