@@ -6,12 +6,13 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from dsc import blame, compiler, errors, traps, watch
+from dsc import blame, compiler, errors, traps, warm, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
@@ -44,9 +45,10 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
     make = compiler.make(options, find_target(options, example_inputs), watchers, keep)
+    cached = warm.wanted(make)
 
     def compile_as(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
-        return lambda g, _: compiler.compile_aten(g, kind, make)
+        return warm.compile_as(kind, make) if cached else lambda g, _: compiler.compile_aten(g, kind, make)[0]
 
     aot = aot_autograd(
         fw_compiler=compile_as("forward"),
@@ -56,7 +58,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
         keep_inference_input_mutations=True,
     )
     try:
-        compiled: Callable[..., Any] = aot(gm, example_inputs)
+        with warm.caching(make) if cached else nullcontext():
+            compiled: Callable[..., Any] = aot(gm, example_inputs)
     except (errors.DscError, errors.DscWarning, TorchDynamoException):
         raise  # warnings that the user made errors
     except Exception as why:

@@ -88,8 +88,11 @@ def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
         return kept
 
 
-def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
-    """One ATen graph to a boxed function: kernels and ATen, or ATen alone where kernels cannot be had."""
+def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compiled, Program | None]:
+    """One ATen graph to a boxed function: kernels and ATen, or ATen alone where kernels cannot be had.
+
+    The program comes along where it is worth keeping: what was left to ATen for want of something is not.
+    """
     kept = copied(gm)
     try:
         record = plan(gm, kind, compiler)
@@ -104,9 +107,10 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> Compiled:
             call = loaded(record.program, kind, compiler)
         except Exception:
             kept.recompile()
-            return make_boxed_func(kept.forward)
+            return make_boxed_func(kept.forward), None
     tell(record, compiler)
-    return call
+    planned = len(record.reports) > 1 or compiler.options.emit == "aten"
+    return call, record.program if planned else None
 
 
 def loaded(program: Program, kind: str, compiler: Compiler) -> Compiled:

@@ -37,6 +37,9 @@ class Options:
     verify: bool = True
     """Check the graph after every pass."""
 
+    cache: bool = True
+    """Keep compiled graphs on disk, so that the next process does not trace and compile again."""
+
     cache_dir: str | None = None
     """Where compiled kernels are kept; None is ``default_cache_dir()``."""
 
@@ -63,6 +66,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 NOT_YET = ("memory_budget", "precision", "sparsity")
 ENVIRONMENT: Mapping[str, str] = {
+    "DSC_CACHE": "cache",
     "DSC_CACHE_DIR": "cache_dir",
     "DSC_CXX": "cxx",
     "DSC_EMIT": "emit",
@@ -71,6 +75,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "DSC_PASSES": "passes",
     "DSC_TRACE": "trace",
 }
+SWITCHES = ("verify", "cache")
 SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 KEYS = tuple(f.name for f in fields(Options) if f.name != "mode")
 
@@ -87,7 +92,7 @@ def parse(options: Mapping[str, object] | None, mode: str | None, environ: Mappi
     values: dict[str, object] = {"mode": mode}
     for variable, name in ENVIRONMENT.items():
         if text := environ.get(variable):
-            values[name] = checked(name, switch(variable, text) if name == "verify" else text, variable)
+            values[name] = checked(name, switch(variable, text) if name in SWITCHES else text, variable)
     for name, value in (options or {}).items():
         if name in NOT_YET:
             raise OptionNotYet(name, value)
@@ -102,7 +107,7 @@ def checked(name: str, value: object, shown: str) -> object:
     if name in VALUES:
         if value not in VALUES[name]:
             raise BadOption(shown, value, f"one of {', '.join(map(repr, VALUES[name]))}")
-    elif name == "verify":
+    elif name in SWITCHES:
         if not isinstance(value, bool):
             raise BadOption(shown, value, "True or False")
     elif name == "on_compile":

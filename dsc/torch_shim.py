@@ -6,11 +6,13 @@ Names of the compiler stack are imported when first used, since they cost second
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
+from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -37,6 +39,8 @@ min_cut_rematerialization_partition: Callable[..., tuple[GraphModule, GraphModul
 has_recomputable_ops: Callable[[GraphModule], bool]
 detect_fake_mode: Callable[[Any], FakeTensorMode | None]
 TorchDynamoException: type[Exception]
+OutputCode: type[Any]
+BypassAOTAutogradCache: type[Exception]
 
 RNG_CALLS = {"run_and_save_rng_state": "saves", "run_with_rng_state": "restores"}
 """Higher-order calls by which the partitioner repeats random numbers, and what they do with the generator's state."""
@@ -50,6 +54,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "has_recomputable_ops": ("torch._functorch.partitioners",),
     "detect_fake_mode": ("torch._guards", "torch._dynamo.utils"),
     "TorchDynamoException": ("torch._dynamo.exc",),
+    "OutputCode": ("torch._inductor.output_code",),
+    "BypassAOTAutogradCache": ("torch._functorch._aot_autograd.autograd_cache",),
 }
 """Name -> modules that may hold it, the one of torch 2.13 first."""
 
@@ -164,3 +170,28 @@ def write_artifact(name: str, payload: Callable[[], str]) -> None:
     trace_structured(
         "artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload, expect_trace_id=False
     )
+
+
+def higher_order(name: str) -> Any:
+    """The higher-order operator of PyTorch that has this name."""
+    importlib.import_module("torch._prims.rng_prims")  # registers those of random numbers
+    return getattr(torch.ops.higher_order, name, None)
+
+
+def serializable_compiler(compile_graph: Callable[..., Any]) -> Any:
+    """A compiler whose results, of type OutputCode, AOTAutograd may keep in its cache."""
+    home = importlib.import_module("torch._functorch.aot_autograd")
+    output = importlib.import_module("torch._inductor.output_code").OutputCode
+    return home.SerializableAOTDispatchCompiler(output, compile_graph)
+
+
+@contextmanager
+def cached_aot(tag: str) -> Iterator[None]:
+    """AOTAutograd inside keeps whole results, under keys that ``tag`` is a part of.
+
+    A backward graph is compiled with its forward then, not at the first call: results are kept once both are there.
+    """
+    config = importlib.import_module("torch._functorch.config")
+    keep = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    with config.patch(**keep), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        yield

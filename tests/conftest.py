@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SEEN] = {}
+    os.environ["DSC_CACHE"] = "0"  # a test that changes the compiler must not get what another compiled
 
 
 def folder_of(module: Path) -> Path:

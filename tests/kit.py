@@ -82,7 +82,7 @@ def run(gm: GraphModule, inputs: Sequence[torch.Tensor], **options: object) -> t
     chosen = opt.parse({**options, "on_compile": seen.append}, None, {})
     with warnings.catch_warnings():
         warnings.simplefilter("error", DscWarning)
-        call = compiler.compile_aten(gm, "inference", compiler.make(chosen, find("cpu")))
+        call = compiler.compile_aten(gm, "inference", compiler.make(chosen, find("cpu")))[0]
     return list(call(list(inputs))), seen[0]  # type: ignore[arg-type]
 
 

@@ -17,7 +17,8 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",
     "dsc.passlist dsc.link dsc.watch",
-    "dsc.compiler",
+    "dsc.compiler dsc.portable",
+    "dsc.warm",
     "dsc.debug dsc.distributed",
     "dsc.cli dsc.backend dsc.__main__ dsc",
 ]

@@ -277,7 +277,13 @@ def cases(
     return inputs, fns
 
 
-LOOSE = ("prod.", "native_layer_norm_backward.", "gelu_backward.", "_softmax_backward_data.", "_log_softmax_backward_data.")
+LOOSE = (
+    "prod.",
+    "native_layer_norm_backward.",
+    "gelu_backward.",
+    "_softmax_backward_data.",
+    "_log_softmax_backward_data.",
+)
 """ATen accumulates these in 16 bits, in an order that depends on its threads, or they cancel: kernels must come as close
 to the truth as ATen does."""
 
