@@ -6,7 +6,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Compiler:
     pool: Pool
     watchers: tuple[Watcher, ...] = ()
     keep: Keep | None = None
+    left_to_aten: list[str] = field(default_factory=list)
+    """Kinds of the graphs for which something failed, or was missing."""
 
     def pipeline(self, stage: str) -> PassPipeline:
         passes = self.joint if stage == "joint" else self.graph
@@ -109,8 +111,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
             kept.recompile()
             return make_boxed_func(kept.forward), None
     tell(record, compiler)
-    planned = len(record.reports) > 1 or compiler.options.emit == "aten"
-    return call, record.program if planned else None
+    return call, None if compiler.left_to_aten else record.program
 
 
 def loaded(program: Program, kind: str, compiler: Compiler) -> Compiled:
@@ -128,7 +129,9 @@ def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> 
         w.traced(kind, gm)
     emitter = kernels.emitter(compiler.options, device_of(gm))
     reports: tuple[tuple[str, Report], ...] = ()
-    if emitter != "aten" and not (build and emitter == "cpp" and kernels.compiler(compiler.options) is None):
+    if build and emitter == "cpp" and kernels.compiler(compiler.options) is None:
+        compiler.left_to_aten.append(kind)
+    elif emitter != "aten":
         reports = compiler.pipeline(kind).run(gm, compiler.target)
     return linked(gm, kind, compiler, reports, start=start)
 
@@ -171,6 +174,7 @@ def saved(gm: GraphModule, stage: str, why: Exception, compiler: Compiler) -> Ex
 
 def leave(kind: str, why: Exception, compiler: Compiler) -> None:
     """Say that a graph stays with ATen: a warning, and a word to the watchers."""
+    compiler.left_to_aten.append(kind)
     for w in compiler.watchers:
         w.left(kind, first_line(why))
     warnings.warn(str(errors.LeftToATen(kind, first_line(why))), errors.DscWarning, stacklevel=3)

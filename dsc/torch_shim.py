@@ -158,9 +158,9 @@ def compile_id() -> str:
 
 def structured_logging() -> bool:
     """Whether somebody reads torch's structured logs: ``TORCH_TRACE=folder``, to be shown by ``tlparse``."""
-    from torch._logging._internal import trace_log
+    from torch._logging._internal import LazyTraceHandler, trace_log
 
-    return bool(trace_log.handlers)
+    return any(isinstance(h, LazyTraceHandler) for h in trace_log.handlers)  # not those that only capture logs
 
 
 def write_artifact(name: str, payload: Callable[[], str]) -> None:

@@ -14,7 +14,7 @@ def test_nothing_given_is_the_defaults() -> None:
 def test_every_key_is_accepted() -> None:
     given = {
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
-        "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "trace": "/t",
+        "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "cache": False, "trace": "/t",
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
     assert set(given) == set(options.KEYS)
