@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from dsc.codegen import cache
+
 FLAGS = (
     "-O2", "-march=native", "-fopenmp", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-fno-semantic-interposition", "-fno-exceptions", "-fno-rtti", "-w", "-x", "c++", "-std=c++17", "-fPIC", "-shared",
@@ -56,16 +58,26 @@ def find_compiler(preferred: str | None = None) -> str | None:
 
 def build(source: str, cache_dir: Path, compiler: str) -> Library:
     """Compile ``source``, or find it compiled, and load it."""
-    _guard(cache_dir)
+    guard(cache_dir)
     path = cache_dir / f"{key(source, compiler)}.so"
-    if not _trusted(path):
-        _compile(source, path, compiler)
-    return Library(path, ctypes.CDLL(str(path)))
+    if _trusted(path):
+        try:
+            library = Library(path, ctypes.CDLL(str(path)))
+        except OSError:
+            if path.exists():
+                raise
+        else:
+            cache.mark_used(path)
+            return library
+    _compile(source, path, compiler)  # not there, or deleted by another process just now
+    library = Library(path, ctypes.CDLL(str(path)))
+    cache.evict(cache_dir, spare=path.stem)
+    return library
 
 
 def build_many(sources: Sequence[str], cache_dir: Path, compiler: str, jobs: int | None = None) -> list[Library]:
     """``build`` of each, compilers running side by side."""
-    _guard(cache_dir)
+    guard(cache_dir)
     width = jobs or min(len(sources), len(os.sched_getaffinity(0))) or 1
     with ThreadPoolExecutor(width) as pool:
         return list(pool.map(lambda s: build(s, cache_dir, compiler), sources))
@@ -96,7 +108,8 @@ def _cpu() -> str:
     return "\n".join(line for line in lines if line.split("\t")[0].strip() in wanted)
 
 
-def _guard(folder: Path) -> None:
+def guard(folder: Path) -> None:
+    """Make the folder if need be; raise CacheUnusable if it cannot be written, or if others can write it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         info = folder.stat()

@@ -187,9 +187,28 @@ class InfeasibleBudget(DscError):
 
     def __str__(self) -> str:
         return (
-            f"A memory budget of {self.budget / 2**30:.2f} GiB cannot be met: {self.reason}; "
-            f"give at least {self.least / 2**30:.2f} GiB or a smaller batch."
+            f"A memory budget of {size(self.budget)} cannot be met: {self.reason}; "
+            f"give at least {self.least} bytes ({size(self.least)}) or a smaller batch."
         )
+
+
+def size(nbytes: int) -> str:
+    """``1.25 GiB``, ``3.00 MiB``, ``17 B``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(nbytes) >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} B"
+
+
+@dataclass(eq=False, repr=False)
+class BadPlan(DscError):
+    """A saved plan that cannot be read, or that is for another graph."""
+
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"The plan in {self.where} cannot be used: {self.reason}; delete it to plan anew."
 
 
 @dataclass(eq=False, repr=False)
@@ -253,6 +272,19 @@ class BadGraphFile(DscError):
 
     def __str__(self) -> str:
         return f"The saved graph cannot be read: {self.problem.rstrip('.')}; save it again with this version of dsc and torch."
+
+
+@dataclass(eq=False, repr=False)
+class BadArchive(DscError):
+    """A file of exported kernels that cannot be read or written."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} cannot serve as an archive of kernels: {self.problem}; make one by dsc cache --export FILE."
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -342,6 +374,17 @@ class UnknownNode(DscError):
         close = difflib.get_close_matches(self.name, self.known, n=3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "dsc show prints them."
         return f"No graph has a node {self.name!r}; {hint}"
+
+
+@dataclass(eq=False, repr=False)
+class NotReduced(DscError):
+    """No script can be made of a failure, or there is no failure."""
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"Nothing can be cut out of {self.what}: {self.reason}; dsc bisect says what is known."
 
 
 @dataclass(eq=False, repr=False)

@@ -8,9 +8,11 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"The dsc command needs {error.name}: pip install 'dsc-compiler[cli]'") from None
 
+from dsc.cli import cache as cache
 from dsc.cli import demo as demo
-from dsc.cli import explain as explain
 from dsc.cli import diff as diff
+from dsc.cli import doctor as doctor
+from dsc.cli import explain as explain
 from dsc.cli import kernels as kernels
 from dsc.cli import opt as opt
 from dsc.cli import passes as passes

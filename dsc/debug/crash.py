@@ -68,12 +68,28 @@ def write(path: Path, content: str) -> None:
     partial.replace(path)
 
 
+def saved(folder: Path) -> list[Path]:
+    """The ``.txt`` files of the folder's crashes, oldest first; their names begin with the time."""
+    return sorted(folder.glob("*.crash.txt"))
+
+
 def forget(folder: Path) -> None:
     """Delete the oldest crashes of the folder until ``KEPT`` are left."""
-    saved = sorted(folder.glob("*.crash.txt"), key=lambda p: p.stat().st_mtime)
-    for path in saved[:-KEPT]:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".json").unlink(missing_ok=True)
+    for path in saved(folder)[:-KEPT]:
+        delete(path)
+
+
+def clear(folder: Path) -> int:
+    """Delete all crashes of the folder; how many there were."""
+    found = saved(folder)
+    for path in found:
+        delete(path)
+    return len(found)
+
+
+def delete(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def as_data(before: GraphModule, stage: str, failed: PassFailed, culprit: Pass, made: Compiler) -> dict[str, Any]:

@@ -14,8 +14,8 @@ CASES = [
     (errors.UnknownOption("n", (), "pass 'fuse'"), "'n' is not an option of pass 'fuse'; there is none to choose."),
     (errors.BadOption("emit", "rust", "'cpp' or 'triton'"), "Option 'emit' cannot be 'rust'; give 'cpp' or 'triton'."),
     (
-        errors.OptionNotYet("memory_budget", 1),
-        "Option 'memory_budget' is not available yet in this version; leave it out.",
+        errors.OptionNotYet("sparsity", 1),
+        "Option 'sparsity' is not available yet in this version; leave it out.",
     ),
     (errors.UnknownTarget("H10", ("h100",)), "'H10' is not a target that dsc knows; did you mean 'h100'?"),
     (errors.UnknownPass("fus", ("fuse",)), "'fus' is not a pass; did you mean 'fuse'?"),
@@ -73,7 +73,11 @@ CASES = [
     (
         errors.InfeasibleBudget(2**30, 3 * 2**29, "the parameters alone need more"),
         "A memory budget of 1.00 GiB cannot be met: the parameters alone need more; "
-        "give at least 1.50 GiB or a smaller batch.",
+        "give at least 1610612736 bytes (1.50 GiB) or a smaller batch.",
+    ),
+    (
+        errors.BadPlan("plan.json", "it is of version 9, and this dsc reads version 1"),
+        "The plan in plan.json cannot be used: it is of version 9, and this dsc reads version 1; delete it to plan anew.",
     ),
     (
         errors.CodegenFailed("k0", "g++ says no"),
@@ -109,6 +113,10 @@ CASES = [
     (
         errors.BadGraphFile("KeyError: 'nodes'"),
         "The saved graph cannot be read: KeyError: 'nodes'; save it again with this version of dsc and torch.",
+    ),
+    (
+        errors.BadArchive("a.tgz", "it has no manifest"),
+        "a.tgz cannot serve as an archive of kernels: it has no manifest; make one by dsc cache --export FILE.",
     ),
     (
         errors.BadCrash("a.json", "it is not JSON"),
