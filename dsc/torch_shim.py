@@ -172,6 +172,22 @@ def write_artifact(name: str, payload: Callable[[], str]) -> None:
     )
 
 
+def aten_overloads() -> list[OpOverload]:
+    """ATen's operators that a traced graph can hold: they write to nothing and are not made of others, by name."""
+    found = []
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        if not name.startswith("aten::"):
+            continue
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if not isinstance(op, OpOverload) or op._schema.is_mutable or op.has_kernel_for_dispatch_key(composite):
+            continue
+        if "out" not in overload.split("_"):
+            found.append(op)
+    return found
+
+
 def higher_order(name: str) -> Any:
     """The higher-order operator of PyTorch that has this name."""
     importlib.import_module("torch._prims.rng_prims")  # registers those of random numbers

@@ -14,6 +14,7 @@ from dsc.cli import diff as diff
 from dsc.cli import doctor as doctor
 from dsc.cli import explain as explain
 from dsc.cli import kernels as kernels
+from dsc.cli import ops as ops
 from dsc.cli import opt as opt
 from dsc.cli import passes as passes
 from dsc.cli import replay as replay
