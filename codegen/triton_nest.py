@@ -13,6 +13,10 @@ from dsc.codegen.triton_index import bound
 
 PERSISTENT = 16384
 """Most elements of a tile that holds a whole reduction."""
+FEW = 8
+"""Rows that one thread reduces by itself."""
+MANY = 6
+"""Buffers whose values fill the registers of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,9 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     3. a row fits a tile and is its contiguous side: as many whole rows as make 2048 points
     4. it fits, but the parallel side is contiguous: at least 128 bytes of columns, so that a warp reads whole lines
     5. it does not fit: loop, with 2048 points in a tile
+
+    A thread gets 16 points, 8 in a kernel of many buffers, which would run out of registers.  Where columns of a few
+    rows are reduced it gets whole columns, as many as it can store at once.
     """
     n = nest(kernel)
     budget = 65536 if interpreter else 2048
@@ -140,12 +147,17 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     if n.tiled:
         xb, rb = _fit(n.xn, budget // 32), _fit(n.rn, 32)
         return Schedule(xb, rb, max(1, min(4, xb * rb // 256)))
-    least = 128 // max(2, min(NBYTES[b.dtype] for b in kernel.buffers)) if n.x_inner else 1
+    narrowest = max(2, min(NBYTES[b.dtype] for b in kernel.buffers))
+    least = 128 // narrowest if n.x_inner else 1
     rb = _fit(n.rn, PERSISTENT // _fit(n.xn, least))
     if not (n.rn.is_number and n.rn <= rb):
         rb = min(rb, 64 if n.x_inner else 2048)
     xb = _fit(n.xn, max(least, budget // rb))
-    return Schedule(xb, rb, max(1, min(16, xb * rb // 512)))
+    if n.x_inner and rb <= FEW and n.rn.is_number:
+        xb = _fit(n.xn, max(512, xb))
+        return Schedule(xb, rb, max(1, min(4, xb * narrowest // 512)))
+    points = 256 if len(kernel.buffers) > MANY else 512
+    return Schedule(xb, rb, max(1, min(16, xb * rb // points)))
 
 
 def _fit(n: Index, most: int) -> int:

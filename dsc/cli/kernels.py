@@ -73,7 +73,7 @@ def kernels(
         return
     out = console()
     if not out.is_terminal:
-        out.width = max(out.width, 150)
+        out.width = max(out.width, 170)
     if name is not None:
         for k in chosen:
             show_kernel(out, k, facts, ptx, sass)
