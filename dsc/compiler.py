@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc import errors, kernels, link, passlist, watch
+from dsc import budget, errors, kernels, link, passlist, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
+from dsc.partition import partition
+from dsc.passes.memory import Memory
 from dsc.program import Program
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
 from dsc.target import Target
-from dsc.torch_shim import RNG_CALLS, default_partition, detect_fake_mode, make_boxed_func
+from dsc.torch_shim import RNG_CALLS, detect_fake_mode, make_boxed_func
 from dsc.watch import Watcher
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
@@ -56,6 +58,10 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
     """
     joint, graph = passlist.chosen(options.passes)
+    if options.memory_budget is not None:
+        held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
+        limit = budget.bytes_of(options.memory_budget, target)
+        joint = passlist.budgeted(joint, Memory(limit, held, options.memory_plan, options.emit != "aten"))
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
@@ -66,7 +72,7 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
 
 def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     """The forward and the backward graph of a joint one.  Takes what AOTAutograd gives to a partitioner."""
-    forward, backward = default_partition(joint, inputs, **kwargs)
+    forward, backward = partition(joint, inputs, **kwargs)
     complete(forward)
     complete(backward)
     return forward, backward
@@ -85,6 +91,11 @@ def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     kept = copied(gm)
     try:
         return plan_joint(gm, compiler)
+    except errors.PassFailed as why:
+        if isinstance(why.cause, (errors.InfeasibleBudget, errors.BadPlan)):
+            raise why.cause from why  # what the user asked for cannot be had: no other way around it
+        leave("joint", saved(kept, "joint", why, compiler), compiler)
+        return kept
     except Exception as why:
         leave("joint", saved(kept, "joint", why, compiler), compiler)
         return kept

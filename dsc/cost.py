@@ -88,7 +88,7 @@ def bytes_moved(node: Node) -> int:
     """Bytes read and written: each operand once, of a table only the rows looked up; each result that has a reader."""
     if node.op != "call_function" or _moves_nothing(node):
         return 0
-    read = sum(_touched(node, a) for a in ops.tensor_operands(node))
+    read = sum(touched(node, a) for a in ops.tensor_operands(node))
     written = sum(stored_bytes(ops.tensor(n)) for n in made(node))
     return read + written + sum(stored_bytes(ops.tensor(n)) for n in ops.mutated(node))
 
@@ -118,7 +118,7 @@ def bytes_of_group(nodes: Sequence[Node]) -> int:
             ):
                 source = ops.operand(source, 0)
             if source not in inside:
-                inputs[source] = max(inputs.get(source, 0), _touched(n, a))
+                inputs[source] = max(inputs.get(source, 0), touched(n, a))
         if isinstance(ops.value(n), torch.Tensor) and read_outside(n, inside):
             written += stored_bytes(ops.tensor(n))
     return sum(inputs.values()) + written
@@ -197,7 +197,7 @@ def _is_fresh(node: Node) -> bool:
     return schema is not None and all(r.alias_info is None for r in schema.returns)
 
 
-def _touched(node: Node, operand: Node) -> int:
+def touched(node: Node, operand: Node) -> int:
     """Bytes that a call reads of an operand."""
     whole = stored_bytes(ops.tensor(operand))
     if _packet(node) in _GATHERS and node.args and node.args[0] is operand and _results(node):
@@ -206,7 +206,7 @@ def _touched(node: Node, operand: Node) -> int:
 
 
 def _convolution_flops(node: Node) -> float:
-    given = _arguments(node)
+    given = arguments(node)
     x, weight = (_tensor(given[k]) for k in ("input", "weight"))
     backward = "grad_output" in given
     out = _tensor(given["grad_output"]) if backward else _results(node)[0]
@@ -221,7 +221,7 @@ def _convolution_flops(node: Node) -> float:
 
 def _attention_flops(node: Node) -> float:
     """Two products of [queries, keys] and [queries or keys, width] a head forward, five backward."""
-    given = _arguments(node)
+    given = arguments(node)
     if not {"query", "key", "value"} <= given.keys():
         return float(sum(map(_numel, _results(node))))
     q, k, v = (_tensor(given[n]) for n in ("query", "key", "value"))
@@ -235,7 +235,7 @@ def _attention_flops(node: Node) -> float:
     return 2.0 * pairs * widths / (2 if causal else 1)
 
 
-def _arguments(node: Node) -> dict[str, object]:
+def arguments(node: Node) -> dict[str, object]:
     """Arguments by the names of the schema, defaults included."""
     if not isinstance(node.target, OpOverload):
         return dict(node.kwargs)

@@ -38,7 +38,7 @@ def link(
     """The program of a graph, the kernel of each group, and what could not become a kernel.  Nothing is built."""
     bound, remarks = bind_all(gm, options, prefix)
     refused = frozenset(r.node for r in remarks)
-    writer = Writer(gm, steps(gm, refused), bound, kind)
+    writer = Writer(gm, steps(gm, refused), bound, kind, pooled=options.memory_budget is None)
     writer.write()
     return writer.program(options), bound, tuple(remarks)
 
@@ -75,6 +75,8 @@ class Writer:
     order: list[Step]
     bound: dict[str, Bound]
     kind: str
+    pooled: bool
+    """Temporaries share an arena that is kept; else each has its own memory, freed after its last use."""
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
@@ -182,14 +184,15 @@ class Writer:
         p.calls.append(Call(b.kernel.name, slots, sizes))
         self.launched[b.kernel.name] = self.launched.get(b.kernel.name, 0) + 1
         self.bytes += sum(count for _, count in bind.accessed(b))
-        p.after += self.dead(i)
         if b.kernel.checks:
             p.checked = step
+        self.leave(self.dead(i))
+        if b.kernel.checks:
             self.flush()
 
     def allocate(self, i: int, n: Node) -> None:
         t, name = ops.tensor(n), self.names[n]
-        if n not in self.escaping and _symbols(t) <= self.early:
+        if self.pooled and n not in self.escaping and _symbols(t) <= self.early:
             self.slots.append(
                 Slot(name, domain.shape(t), tuple(map(domain.extent, t.stride())), t.dtype, t.device, i, self.last[n])
             )
@@ -247,7 +250,7 @@ class Writer:
                 self.aten_calls += 1
                 self.bytes += sum(_nbytes(a) for a in {*ops.tensor_operands(n), n})
         out = ops.name_of(n) in OUT_VARIANTS
-        if out and n not in self.escaping and self.poolable(n):
+        if out and self.pooled and n not in self.escaping and self.poolable(n):
             self.allocate(i, n)
             self.lines.append(self.calling(n, name))
         else:
@@ -262,6 +265,8 @@ class Writer:
     def leave(self, lines: list[str]) -> None:
         """Lines that must not run before the kernels that wait."""
         (self.pending.after if self.pending.calls else self.lines).extend(lines)
+        if lines and not self.pooled:
+            self.flush()
 
     def poolable(self, n: Node) -> bool:
         """Whether the out= form computes the same: no operand is of another dtype."""

@@ -55,6 +55,18 @@ class Options:
     trace: str | None = None
     """A folder that gets a record of all compilations, a file a process: see ``dsc.debug.trace``."""
 
+    memory_budget: int | str | None = None
+    """The most bytes that a train step may occupy: a number, ``40GiB``, ``80%`` of the target's memory, or ``auto``.
+
+    None: the fastest plan.  Everything counts: parameters, inputs, gradients, saved values, temporaries, memory_held.
+    """
+
+    memory_held: int | str = 0
+    """What else occupies the target's memory, in the same forms, such as the optimizer's state."""
+
+    memory_plan: str | None = None
+    """A file with the plans for a budget: those that it has are applied unchanged, new ones are added."""
+
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
 
@@ -64,7 +76,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "emit": ("auto", "cpp", "triton", "aten"),
 }
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-NOT_YET = ("memory_budget", "precision", "sparsity")
+NOT_YET = ("precision", "sparsity")
 ENVIRONMENT: Mapping[str, str] = {
     "DSC_CACHE": "cache",
     "DSC_CACHE_DIR": "cache_dir",
@@ -74,6 +86,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "DSC_NUMERICS": "numerics",
     "DSC_PASSES": "passes",
     "DSC_TRACE": "trace",
+    "DSC_MEMORY_BUDGET": "memory_budget",
 }
 SWITCHES = ("verify", "cache")
 SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
@@ -110,6 +123,9 @@ def checked(name: str, value: object, shown: str) -> object:
     elif name in SWITCHES:
         if not isinstance(value, bool):
             raise BadOption(shown, value, "True or False")
+    elif name in ("memory_budget", "memory_held"):
+        if isinstance(value, bool) or not isinstance(value, (int, str, type(None))):
+            raise BadOption(shown, value, "bytes, a size such as '40GiB', a share such as '80%', or 'auto'")
     elif name == "on_compile":
         if value is not None and not callable(value):
             raise BadOption(shown, value, "a function of one argument, or None")

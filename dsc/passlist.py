@@ -14,6 +14,7 @@ from dsc.errors import BadOption, BadPlugin
 from dsc.manager import Pass, Report
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
+from dsc.passes.memory import Memory
 from dsc.passes.recompute import Recompute
 from dsc.target import Target
 
@@ -29,7 +30,7 @@ GRAPH: tuple[Pass, ...] = (
 )
 """On the forward, backward or inference graph."""
 
-KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Recompute, Fuse)}
+KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Recompute, Memory, Fuse)}
 
 PLUGINS = "dsc.passes"
 """The entry point group under which other packages bring passes: known by name, run only where named."""
@@ -63,6 +64,14 @@ def chosen(passes: str | Sequence[object] | None) -> tuple[tuple[Pass, ...], tup
         if p.runs_on in ("graph", "both"):
             graph.append(p)
     return tuple(joint), tuple(graph)
+
+
+def budgeted(joint: Sequence[Pass], memory: Memory) -> tuple[Pass, ...]:
+    """The passes on the joint graph with a memory budget: it decides what ``recompute`` would."""
+    if any(isinstance(p, Memory) for p in joint):
+        return tuple(joint)
+    kept = [memory if isinstance(p, Recompute) else p for p in joint]
+    return tuple(kept) if memory in kept else (*kept, memory)
 
 
 def listed(passes: str | Sequence[object]) -> tuple[Pass, ...]:

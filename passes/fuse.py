@@ -23,6 +23,9 @@ SHUFFLES = frozenset(
 )
 """Views that do not keep row-major order: a reader of one walks the producer in another order."""
 
+NEAR = 64
+"""Nodes between two groups that share an input and join (case 9)."""
+
 LAUNCH_SECONDS = 4e-6
 """Of one CUDA kernel; calls of C++ kernels in one sequence cost nothing worth counting."""
 
@@ -41,6 +44,8 @@ class Fuse(Pass):
     6. Whole reductions with nothing parallel left do not join what follows them: that would run on one core.
     7. Two small groups over the same space join to save a launch, on targets where launches cost.
     8. A lone copy, cat or fill that ATen does as well stays with ATen.
+    9. Groups that only share an input join if they stand near each other: of two layers, they would keep the operands
+       of both alive.
     """
 
     name: ClassVar[str] = "fuse"
@@ -224,6 +229,8 @@ def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
             return met if enough_parallel(met) else None
         internal = all(not web.outside(v, {first.id, second.id}) for v in first.makes)
         return second.space if internal and not first.space.reduces else None  # type: ignore[union-attr]
+    if abs(a.low - b.low) > NEAR:
+        return None
     met = domain.meet(a.space, b.space)
     return met if met is not None and enough_parallel(met) else None
 

@@ -12,7 +12,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim dsc.blame dsc.traps dsc.repair dsc.sdpa",
     "dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
     "dsc.program dsc.steps dsc.retarget",
-    "dsc.verify dsc.liveness",
+    "dsc.verify dsc.liveness dsc.partition dsc.plan dsc.budget",
     "dsc.manager",
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",

@@ -15,6 +15,7 @@ def test_every_key_is_accepted() -> None:
     given = {
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
         "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "cache": False, "trace": "/t",
+        "memory_budget": "40GiB", "memory_held": 1 << 30, "memory_plan": "plan.json",
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
     assert set(given) == set(options.KEYS)
@@ -58,6 +59,8 @@ def test_planned_options_say_so(name: str) -> None:
         ("emit", ["cpp"], "one of 'auto', 'cpp', 'triton', 'aten'"),
         ("verify", "yes", "True or False"),
         ("verify", 1, "True or False"),
+        ("memory_budget", True, "bytes, a size such as '40GiB', a share such as '80%', or 'auto'"),
+        ("memory_budget", 0.5, "bytes, a size such as '40GiB', a share such as '80%', or 'auto'"),
         ("passes", 3, "a string, a list, or None"),
         ("target", 3, "a string, or None"),
         ("on_compile", 3, "a function of one argument, or None"),

@@ -113,7 +113,7 @@ def test_by_name_without_import() -> None:
         ({"numeric": "fast"}, UnknownOption, "did you mean 'numerics'"),
         ({"emit": "rust"}, BadOption, "Option 'emit' cannot be 'rust'"),
         ({"verify": "yes"}, BadOption, "True or False"),
-        ({"memory_budget": 3}, OptionNotYet, "not available yet"),
+        ({"precision": "bf16"}, OptionNotYet, "not available yet"),
         ({"target": "h10"}, UnknownTarget, "did you mean 'h10"),
         ({"passes": "canonicalise"}, UnknownPass, "did you mean 'canonicalize'"),
     ],

@@ -1,0 +1,153 @@
+"""Keep the peak of a train step within a budget: what to save for the backward, and what to compute again there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from torch.fx import GraphModule
+
+from dsc import plan as plans
+from dsc.errors import BadPlan, InfeasibleBudget, size
+from dsc.manager import Pass, Remark, Report
+from dsc.notes import Keep
+from dsc.passes.memory_apply import rebuilt
+from dsc.passes.memory_plan import Program, Search
+from dsc.passes.memory_problem import Extracted, extract
+from dsc.plan import Decision, MemoryPlan
+from dsc.target import Target
+
+
+@dataclass(frozen=True)
+class Memory(Pass):
+    """On a joint graph, in place of ``recompute``: the fastest plan found whose peak is at most ``budget`` bytes.
+
+    1. The peak is that of the whole step on the program as it will run: inputs, parameters, gradients, saved values,
+       temporaries, and ``held`` bytes of something else, such as the optimizer's state.
+    2. If the plan of ``recompute`` fits, it is kept.  Else the portfolio is full checkpointing, minimum cuts of the whole
+       forward, and a dynamic program over a chain of blocks that may run parts of the forward several times.
+    3. What runs again does so just before its reader.  A cheap value is computed for each reader anew.
+    4. Never run again: random calls (masks are saved), collectives, calls with effects, operators of other libraries,
+       sums whose order CUDA leaves open, and what reads an input that the graph writes.
+    5. Checkpoint tags bind: what a region makes inside is not saved, what a policy must save is.
+    6. ``file``: a plan for this very graph that lies there is applied unchanged; else the new one is put there.
+
+    Raises:
+        InfeasibleBudget: no plan was found that fits, with the smallest peak that was.
+    """
+
+    name: ClassVar[str] = "memory"
+    gives: ClassVar[frozenset[str]] = frozenset({"keep"})
+    runs_on: ClassVar[Literal["joint", "graph", "both"]] = "joint"
+
+    budget: int = 0
+    held: int = 0
+    file: str | None = None
+    fused: bool = True
+    """Whether kernels will be fused; else every call runs on ATen."""
+
+    def run(self, gm: GraphModule, target: Target) -> Report:
+        key = plans.fingerprint(gm)
+        found = extract(gm, target, self.fused)
+        known = plans.read(Path(self.file)).get(key) if self.file else None
+        plan = known or find(gm, found, target, self.budget, self.held, self.fused)
+        apply(gm, found, plan)
+        if self.file and known is None:
+            plans.add(Path(self.file), key, plan)
+        return Report(True, remarks(plan), numbers(plan))
+
+
+def find(
+    gm: GraphModule, found: Extracted, target: Target, budget: int, held: int = 0, fused: bool = True
+) -> MemoryPlan:
+    """The fastest plan within the budget."""
+    search = Search(gm, found, target, fused)
+    program = search.within(budget - held)
+    if program is None:
+        raise infeasible(search, search.least(), budget, held)
+    return described(search, program, budget, held)
+
+
+def described(search: Search, program: Program, budget: int, held: int) -> MemoryPlan:
+    """A program as a plan."""
+    found = search.found
+    return MemoryPlan(
+        search.target.name,
+        budget,
+        held,
+        program.peak + held,
+        program.seconds,
+        search.default.peak + held,
+        search.default.seconds,
+        program.origin,
+        tuple(found.values[v].name for v in program.schedule.saved),
+        tuple(found.nodes[o].name for o in program.schedule.script),
+        tuple(decisions(found, program)),
+    )
+
+
+def decisions(found: Extracted, program: Program) -> list[Decision]:
+    """What becomes of the values that the backward reads, the largest first."""
+    problem, saved = found.problem, set(program.schedule.saved)
+    out = []
+    for v in sorted({v for op in problem.ops if not op.forward for v, _ in op.reads} | saved):
+        maker = problem.values[v].maker
+        if maker >= 0 and problem.ops[maker].forward:
+            keep: Keep = "save" if v in saved else "recompute"
+            out.append(Decision(found.values[v].name, problem.values[v].nbytes, keep))
+    return sorted(out, key=lambda d: -d.nbytes)
+
+
+def apply(gm: GraphModule, found: Extracted, plan: MemoryPlan) -> None:
+    """Rewrite the joint graph as planned.
+
+    Raises:
+        BadPlan: it names what is not in the graph.
+    """
+    values = {n.name: n for n in found.values}
+    calls = {n.name: n for n in found.nodes}
+    if lost := [n for n in plan.saved if n not in values] + [n for n in plan.script if n not in calls]:
+        raise BadPlan("this graph", f"it has no node {lost[0]!r}")
+    new = rebuilt(gm, found, [values[n] for n in plan.saved], [calls[n] for n in plan.script])
+    gm.graph = new.graph
+
+
+def infeasible(search: Search, least: Program, budget: int, held: int) -> InfeasibleBudget:
+    """The error that names the smallest peak, its price, and what dominates it."""
+    kinds = sorted(least.profile.by_kind(least.profile.at).items(), key=lambda kv: -kv[1])
+    top = ", ".join(f"{kind} {size(n)}" for kind, n in kinds[:3])
+    if held:
+        top += f", held elsewhere {size(held)}"
+    largest = least.profile.largest(1)[0]
+    extra = least.seconds / search.default.seconds - 1
+    reason = (
+        f"the smallest peak found takes {extra:.0%} more time and is made of {top}, "
+        f"with {largest.name!r} of {size(largest.nbytes)} as its largest tensor"
+    )
+    return InfeasibleBudget(budget, least.peak + held, reason)
+
+
+def remarks(plan: MemoryPlan, count: int = 10) -> tuple[Remark, ...]:
+    """The plan in words, and the largest values with what becomes of them."""
+    head = (
+        f"peak {size(plan.peak)} of {size(plan.budget)}, {plan.extra:+.1%} time by the {plan.origin} plan "
+        f"(without a budget: {size(plan.default_peak)})"
+    )
+    verdicts = {
+        "save": "saved",
+        "recompute": "computed again",
+        "offload": "moved to the host",
+        "compress": "compressed",
+    }
+    lines = [Remark(d.name, "did", f"{size(d.nbytes)} {verdicts[d.keep]}") for d in plan.decisions[:count]]
+    return (Remark("", "did", head), *lines)
+
+
+def numbers(plan: MemoryPlan) -> tuple[tuple[str, float], ...]:
+    return (
+        ("planned peak", float(plan.peak)),
+        ("default peak", float(plan.default_peak)),
+        ("planned seconds", plan.seconds),
+        ("default seconds", plan.default_seconds),
+    )
