@@ -67,10 +67,10 @@ class Code(OutputCode):  # type: ignore[misc]  # a class of torch that is found 
 
 
 def wanted(make: Compiler) -> bool:
-    """Whether the compilation may be kept, or taken from the cache: nobody listens, and all passes are ours."""
-    listened = make.watchers or make.options.on_compile is not None
+    """Whether the compilation may be kept, or taken from the cache: it tells nobody, and all passes are ours."""
+    tells = make.watchers or make.options.on_compile is not None or make.options.memory_plan is not None
     ours = all(type(p).__module__.startswith("dsc.passes.") for p in (*make.joint, *make.graph))
-    return make.options.cache and ours and not listened
+    return make.options.cache and ours and not tells
 
 
 def compile_as(kind: str, make: Compiler) -> Callable[[GraphModule, Sequence[Any]], Code]:
