@@ -1,0 +1,137 @@
+"""Views stay views, copies stay copies, and an input that is returned is that input.
+
+Who shares storage with whom is part of the answer: writing to one result must change what it changes in eager.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conformance.case import Case, randn
+
+
+def views_and_detached_alias_outputs() -> Case:
+    """pytorch/pytorch#194479: views of one intermediate beside a detached alias of it."""
+
+    def fn(x: Tensor) -> Any:
+        y = torch.sin(x) * 2
+        return y[:3], y[3:], y.detach(), y.view(2, 3)
+
+    return Case(fn, [(torch.linspace(0.1, 1.2, 6).requires_grad_(),)], grad=True)
+
+
+def equal_outputs_do_not_share() -> Case:
+    """pytorch/pytorch#114338: two equal calls give two tensors, though their values are the same."""
+
+    def fn(x: Tensor) -> Any:
+        a, i = torch.max(x, 1)
+        b, _ = torch.max(x, 1)
+        return a, b, i, F.layer_norm(x, (3,)), F.layer_norm(x, (3,)), x.relu(), x.relu(), x * 2 + 1, x * 2 + 1
+
+    def check(outs: list[Any], ins: list[Tensor], _: object) -> None:
+        for p, q in ((0, 1), (3, 4), (5, 6), (7, 8)):
+            keep = outs[q].detach().clone()
+            outs[p].detach().zero_()
+            assert torch.equal(outs[q].detach(), keep), f"results {p} and {q} share storage"
+
+    x = torch.arange(1.0, 7.0).reshape(2, 3)
+    return Case(fn, [(x.sin(),), (x.cos().requires_grad_(),)], check=check)
+
+
+def inputs_returned() -> Case:
+    """An input comes back as itself, as a view, and unchanged through calls that are views of it in eager."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return x, x.view(-1), x.contiguous(), x.to(torch.float32), x.reshape(3, 4), y.contiguous(), x.expand(1, 4, 3), y
+
+    return Case(fn, [(torch.arange(12.0).reshape(4, 3), torch.arange(6.0).reshape(2, 3).t())])
+
+
+def no_op_calls_that_copy() -> Case:
+    """Calls that change nothing and copy in eager: clone, ``+ 0``, ``* 1``, ``flatten`` of what is not dense."""
+
+    def fn(x: Tensor) -> Any:
+        return x.clone(), x + 0, x * 1, x.t().flatten(), x.to(torch.float32, copy=True), torch.cat([x]), x[[0, 1, 2]]
+
+    return Case(fn, [(torch.arange(12.0).reshape(3, 4),)])
+
+
+def views_of_inputs_with_gradients() -> Case:
+    """Views of an input that needs gradients, of the same input twice, and of a view."""
+
+    def fn(x: Tensor) -> Any:
+        return x[0], x.t()[1:], x.view(2, 6)[:, ::2], x.unbind(1)[2], x.diagonal(), x.unsqueeze(0).squeeze()
+
+    return Case(fn, [(randn(4, 3, grad=True),)], grad=True)
+
+
+def views_of_written_inputs() -> Case:
+    """An input is written, then returned, with a view of it: both are the input's storage."""
+
+    def fn(x: Tensor) -> Any:
+        x.mul_(2)
+        return x, x[1:], x.t(), x + 1
+
+    return Case(fn, [(torch.arange(6.0).reshape(3, 2),)])
+
+
+def splits_and_chunks() -> Case:
+    """Pieces of an intermediate share its storage; pieces that were changed by arithmetic do not."""
+
+    def fn(x: Tensor) -> Any:
+        y = x.relu()
+        a, b = y.chunk(2, -1)
+        c, d = y.split([1, 3], -1)
+        return a, b * 1, c, d, y.narrow(1, 1, 2), y.unfold(1, 2, 1)
+
+    return Case(fn, [(randn(3, 4),)])
+
+
+def expanded_results() -> Case:
+    """Broadcast results keep stride 0, and a write through the base shows in all of them."""
+
+    def fn(x: Tensor) -> Any:
+        y = x * 3
+        return y.expand(4, 3), y.broadcast_to(2, 2, 3), y
+
+    return Case(fn, [(torch.arange(3.0),)])
+
+
+def dtype_views() -> Case:
+    """The same bytes read as another dtype, of an intermediate and of an input."""
+
+    def fn(x: Tensor) -> Any:
+        y = x + 1
+        return y.view(torch.int32), x.view(torch.int16), (y.view(torch.int32) & 0x7FFFFFFF).view(torch.float32)
+
+    return Case(fn, [(randn(2, 4),)])
+
+
+def detach_of_input_written_later() -> Case:
+    """``detach`` shares storage: a later write to it is seen by the original."""
+
+    def fn(x: Tensor) -> Any:
+        y = x * 2
+        z = y.detach()
+        z += 1
+        return y + 0, z
+
+    return Case(fn, [(torch.arange(4.0),)])
+
+
+CASES = (
+    views_and_detached_alias_outputs,
+    equal_outputs_do_not_share,
+    inputs_returned,
+    no_op_calls_that_copy,
+    views_of_inputs_with_gradients,
+    views_of_written_inputs,
+    splits_and_chunks,
+    expanded_results,
+    dtype_views,
+    detach_of_input_written_later,
+)

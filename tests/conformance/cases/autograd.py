@@ -1,0 +1,215 @@
+"""Gradients go where they go in eager: through custom functions, hooks, detached and unused tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conformance.case import Case, randn
+
+
+class Accumulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Any:
+        y = x * w
+        y += x
+        y.clamp_(min=-2)
+        ctx.save_for_backward(x, w, y)
+        return y, y.argmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: object) -> Any:
+        x, w, y = ctx.saved_tensors
+        gy = gy * (y > -2)
+        return gy * (w + 1), (gy * x).sum(0)
+
+
+def inplace_inside_function() -> Case:
+    """pytorch/pytorch#180642: the forward of a custom function writes to an intermediate and returns it."""
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        y, i = Accumulate.apply(x, w)
+        return y * 2, i
+
+    return Case(fn, [(randn(5, 4, grad=True), randn(4, seed=1, grad=True))], grad=True)
+
+
+def detach_in_place() -> Case:
+    """pytorch/pytorch#176854: ``detach_`` cuts the gradient and flips the flag of the tensor itself."""
+
+    def fn(x: Tensor) -> Any:
+        y = x * 2
+        before = y.requires_grad
+        y.detach_()
+        z = y + x
+        return z, y, before, y.requires_grad
+
+    return Case(fn, [(torch.arange(4.0).requires_grad_(),)], grad=True)
+
+
+def straight_through() -> Case:
+    """Estimators that detach a part: the value of one path, the gradient of the other."""
+
+    def fn(x: Tensor) -> Any:
+        hard = (x > 0).float()
+        return hard + x - x.detach(), x.round().detach() * 2 + x.sigmoid(), (x - x.mean().detach()).square()
+
+    return Case(fn, [(randn(3, 4, grad=True),)], grad=True)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        ctx.set_materialize_grads(False)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        return (None if g is None else g * -ctx.scale), None
+
+
+def gradient_reversal() -> Case:
+    """A custom function that is the identity forward, with a number and without materialised gradients."""
+    return Case(
+        lambda x, s: Reversed.apply(x * 2, s).sin(), [(randn(4, grad=True), 0.5), (randn(4, grad=True), 2.0)], grad=True
+    )
+
+
+def unused_inputs_and_outputs() -> Case:
+    """Gradients of unused inputs are None; outputs without gradients do not need any."""
+
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> Any:
+        return x * 2, (x > 0), y.detach() + 1, x.argmax(), z.shape[0]
+
+    return Case(fn, [(randn(3, grad=True), randn(3, seed=1, grad=True), randn(2, grad=True))], grad=True)
+
+
+def one_output_needs_no_gradient() -> Case:
+    """Only one of two losses is back-propagated by the caller: the other's part is zero, not garbage."""
+
+    class Picks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.a(x).relu()
+            return h.sum(), self.b(h).square().sum().detach()
+
+    return Case(Picks(), [(randn(3, 4, grad=True),)], grad=True, tol=(1e-5, 1e-6))
+
+
+def halve(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.mul_(0.5)
+
+
+class Hooked(nn.Module):
+    """Tensor hooks inside the program, forward hooks of modules, pre-hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.a.register_forward_hook(lambda m, i, o: o * 2)
+        self.b.register_forward_pre_hook(lambda m, i: (i[0] + 1,))
+        self.a.weight.register_hook(lambda g: g * 3)
+        self.b.bias.register_post_accumulate_grad_hook(halve)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
+
+
+def hooks() -> Case:
+    return Case(Hooked(), [(randn(3, 4, grad=True),), (randn(3, 4, seed=1),)], grad=True, tol=(1e-5, 1e-6))
+
+
+def hooks_on_intermediates() -> Case:
+    """A hook registered inside the program scales the gradient of an intermediate."""
+
+    def fn(x: Tensor) -> Any:
+        y = x.exp()
+        y.register_hook(lambda g: g * 2 + 1)
+        return (y * x).sum(0), y
+
+    return Case(fn, [(randn(4, 3, grad=True),)], grad=True)
+
+
+def retained_gradients_of_inputs() -> Case:
+    """Inputs that are not leaves, and leaves with a gradient hook."""
+
+    def fn(x: Tensor) -> Tensor:
+        return (x * x).sin().sum(0)
+
+    def arguments() -> tuple[Tensor]:
+        leaf = randn(3, 4, grad=True)
+        leaf.register_hook(lambda g: g / 2)
+        return (leaf,)
+
+    return Case(fn, [arguments()], grad=True)
+
+
+def gradients_inside_the_program() -> Case:
+    """The program itself takes gradients: of an inner function by ``torch.func``, and Jacobians."""
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        inner = lambda v: ((v @ w).tanh() ** 2).sum()  # noqa: E731
+        return (
+            torch.func.grad(inner)(x),
+            torch.func.vmap(lambda r: (r * 2).softmax(0))(x),
+            torch.func.jvp(torch.sin, (x,), (x,))[1],
+        )
+
+    return Case(fn, [(randn(3, 4), randn(4, 2, seed=1))], tol=(1e-5, 1e-6))
+
+
+def gradients_of_shared_subexpressions() -> Case:
+    """One tensor used many times: sums of gradients in eager's order of magnitude, not twice, not once."""
+
+    def fn(x: Tensor) -> Any:
+        y = x.sigmoid()
+        for _ in range(5):
+            y = y * x + y.mean() - y.amax(0)
+        return y, y[0] + y[0], torch.stack([y, y, x]).sum(0)
+
+    return Case(fn, [(randn(4, 3, grad=True),)], grad=True, tol=(1e-4, 1e-5))
+
+
+def loss_with_saved_and_recomputed_parts() -> Case:
+    """Norms, softmax and activations whose backward may be recomputed: the same gradients."""
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        h = F.layer_norm(x, (8,))
+        g, u = (h @ w).chunk(2, -1)
+        y = F.silu(g) * u
+        return (
+            (y.softmax(-1) * y).sum(-1),
+            F.rms_norm(y, (8,)),
+            F.gelu(h, approximate="tanh"),
+            F.softplus(h),
+            F.mish(h),
+            F.elu(h),
+        )
+
+    return Case(fn, [(randn(5, 8, grad=True), randn(8, 16, seed=1, grad=True))], grad=True, tol=(1e-4, 1e-5))
+
+
+CASES = (
+    inplace_inside_function,
+    detach_in_place,
+    straight_through,
+    gradient_reversal,
+    unused_inputs_and_outputs,
+    one_output_needs_no_gradient,
+    hooks,
+    hooks_on_intermediates,
+    retained_gradients_of_inputs,
+    gradients_inside_the_program,
+    gradients_of_shared_subexpressions,
+    loss_with_saved_and_recomputed_parts,
+)

@@ -1,0 +1,208 @@
+"""Writes happen in the order of the program: copies keep old values, later reads see new ones.
+
+A compiler that makes writes functional must put each back at its place, also those whose result nobody uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.case import Case, randn
+
+
+def read_then_inplace_log() -> Case:
+    """pytorch/pytorch#176857: a value is read, then its buffer is overwritten; the copy must hold the old one."""
+
+    def fn(x: Tensor) -> Any:
+        y = x.clone()
+        x.log_()
+        z = y + x
+        x.add_(1)
+        return z, y
+
+    return Case(fn, [(torch.tensor([1.0, 2.0, 4.0]),), (torch.linspace(0.5, 3, 33),)])
+
+
+def slice_copy_then_mutate_source() -> Case:
+    """pytorch/pytorch#198131: a copy through a full-range slice, then a write to its source."""
+
+    def fn(dst: Tensor, src: Tensor) -> Tensor:
+        dst[:, 0:] = src[:, 0:]
+        src.sub_(10.0)
+        return src * 2
+
+    return Case(fn, [(torch.full((3, 5), -1.0), torch.arange(15.0).reshape(3, 5))])
+
+
+def copy_back_must_not_alias_output() -> Case:
+    """pytorch/pytorch#195451: a clone is scattered into, copied back into the argument and returned."""
+
+    def fn(param: Tensor, idx: Tensor, val: Tensor) -> Tensor:
+        new = param.clone()
+        new[idx] = val
+        param.copy_(new)
+        return new
+
+    def check(outs: list[Any], ins: list[Tensor], _: object) -> None:
+        old = ins[0].clone()
+        outs[0].zero_()
+        assert torch.equal(ins[0], old), "the result aliases the argument"
+
+    arguments = (torch.arange(12.0).reshape(4, 3), torch.tensor([1, 3]), torch.tensor([[5.0], [6.0]]))
+    return Case(fn, [arguments], check=check)
+
+
+def unused_inplace_results_survive() -> Case:
+    """pytorch/pytorch#68301: in-place calls through views, whose return value nobody reads."""
+
+    def fn(x: Tensor, m: Tensor) -> Any:
+        x.view(-1).mul_(2)
+        buf = torch.full((3, 4), 1.0)
+        buf.masked_fill_(m, 0.0)
+        buf.t()[0].add_(5)
+        x.diagonal().fill_(-1)
+        return buf.to(torch.bfloat16), x[:2] + 0
+
+    return Case(fn, [(torch.arange(12.0).reshape(3, 4), torch.eye(3, 4).bool())])
+
+
+def swap_through_copies() -> Case:
+    """Two arguments exchange their values; each copy reads what the other was."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        old = a.clone()
+        a.copy_(b)
+        b.copy_(old)
+        return a - b
+
+    return Case(fn, [(randn(4, 3), randn(4, 3, seed=1))])
+
+
+def overlapping_shift() -> Case:
+    """``x[1:] = x[:-1].clone()`` and a running update through slices of one buffer."""
+
+    def fn(x: Tensor) -> Tensor:
+        x[1:] = x[:-1].clone()
+        for i in range(1, 4):
+            x[i] += x[i - 1]
+        return x.sum(0)
+
+    return Case(fn, [(torch.arange(15.0).reshape(5, 3),)])
+
+
+def write_between_two_reads() -> Case:
+    """The same expression is computed before and after a write: not one common subexpression."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        a = x.exp() * y
+        x.add_(1)
+        b = x.exp() * y
+        y[0].zero_()
+        return a, b, x.exp() * y
+
+    return Case(fn, [(randn(3, 4), randn(3, 4, seed=1))])
+
+
+def write_to_one_of_two_views() -> Case:
+    """Two arguments are views of one storage: a write to one is seen through the other."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        return b + 1
+
+    base = torch.arange(6.0)
+    return Case(fn, [(base[:4], base[2:])])
+
+
+def same_tensor_twice() -> Case:
+    """One tensor is passed as both arguments, and written through one of them."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(b)
+        return a * b
+
+    def arguments() -> tuple[Tensor, Tensor]:
+        x = torch.arange(4.0)
+        return x, x
+
+    return Case(fn, [arguments(), (torch.arange(4.0), torch.ones(4)), arguments()])
+
+
+def out_arguments() -> Case:
+    """``out=`` of several calls writes to arguments, also to a part of one."""
+
+    def fn(x: Tensor, out: Tensor) -> Tensor:
+        torch.add(x, 1, out=out[0])
+        torch.mul(out[0], x, out=out[1])
+        return out.sum()
+
+    return Case(fn, [(randn(5), torch.zeros(2, 5))])
+
+
+def integer_in_place_keeps_its_dtype() -> Case:
+    """``x += 1.5`` is an error on integers, ``x *= 3`` wraps in place, a copy casts."""
+
+    def fn(x: Tensor, f: Tensor) -> Any:
+        x *= 100
+        x[1:] = f[1:] * 2.9
+        return x // 7, x
+
+    return Case(fn, [(torch.tensor([1, 2, 3], dtype=torch.int8), torch.tensor([1.5, -2.5, 3.5]))])
+
+
+def leaf_updated_without_gradients() -> Case:
+    """An optimiser's own step: parameters are written under ``no_grad``, then used with gradients."""
+
+    def fn(w: Tensor, g: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            w.sub_(g, alpha=0.1)
+        return (x @ w).tanh().sum()
+
+    return Case(fn, [(randn(4, 2, grad=True), randn(4, 2, seed=1), randn(3, 4, seed=2))], grad=True)
+
+
+def index_and_mask_assignment() -> Case:
+    """Assignment by mask, by list and by tensor; each later one sees the earlier."""
+
+    def fn(x: Tensor, m: Tensor) -> Tensor:
+        x[m] = 7.0
+        x[[0, 2]] = x[[2, 0]]
+        x[:, torch.tensor([1, 1])] = torch.tensor([[1.0, 1.0]])
+        x[..., -1] *= 2
+        return x.cumsum(0)
+
+    return Case(fn, [(torch.arange(12.0).reshape(3, 4), torch.arange(12).reshape(3, 4) % 5 == 0)])
+
+
+def resize_and_fill_of_results() -> Case:
+    """A result of the program is written to by a later part of it, through a view of a view."""
+
+    def fn(x: Tensor) -> Any:
+        y = x * 2
+        z = y.view(2, 6).t()[1:4]
+        z.fill_(0)
+        y[0, 0] = -5
+        return y, z, y.sum(1)
+
+    return Case(fn, [(torch.arange(12.0).reshape(3, 4),)])
+
+
+CASES = (
+    read_then_inplace_log,
+    slice_copy_then_mutate_source,
+    copy_back_must_not_alias_output,
+    unused_inplace_results_survive,
+    swap_through_copies,
+    overlapping_shift,
+    write_between_two_reads,
+    write_to_one_of_two_views,
+    same_tensor_twice,
+    out_arguments,
+    integer_in_place_keeps_its_dtype,
+    leaf_updated_without_gradients,
+    index_and_mask_assignment,
+    resize_and_fill_of_results,
+)

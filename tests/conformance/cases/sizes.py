@@ -1,0 +1,111 @@
+"""Sizes that change between calls, also to 1 and 0: the values are those of a program compiled for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conformance.case import Case, randn
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.l = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, a: Tensor) -> Any:
+        m = a.shape[0] * 2 + 1
+        out = a.new_zeros(m, 16)
+        out[: a.shape[0]] = a
+        out = out + self.l(self.n(out))
+        return out / (a.shape[0] + 1), out.mean(), a.shape[0] // 2
+
+
+def dynamic_batch_layer_norm_linear() -> Case:
+    """pytorch/pytorch#172822, #183696, #94640: layer norm, slice assignment and arithmetic on sizes."""
+    torch.manual_seed(0)
+    calls = [(torch.randn(n, 16).requires_grad_(),) for n in (4, 7, 1, 12, 0)]
+    return Case(Block(), calls, grad=True, dynamic=True, tol=(1e-4, 1e-5))
+
+
+def sizes_change_without_being_told() -> Case:
+    """The compiler is not told: the second size makes the dimension a symbol."""
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        y = F.gelu(x @ w)
+        return y.softmax(-1), y.sum(0), y.cumsum(0)[-1:], y.view(-1)[::2], x.shape[0] * 2.5
+
+    return Case(
+        fn, [(randn(n, 6, grad=True), randn(6, 4, grad=True)) for n in (3, 5, 8, 1, 2)], grad=True, tol=(1e-4, 1e-5)
+    )
+
+
+def two_symbols_that_meet() -> Case:
+    """Two dynamic dimensions are equal in one call and differ in the next; broadcasting sees it."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return x[:, None] + y, (x[:, None] * y).mean(1), torch.cat([x, y]), x.sum() / y.numel()
+
+    return Case(
+        fn,
+        [(randn(a, grad=True), randn(b, grad=True)) for a, b in ((3, 4), (4, 4), (1, 5), (6, 1))],
+        grad=True,
+        dynamic=True,
+    )
+
+
+def sequence_length_in_attention() -> Case:
+    """Causal attention and position embeddings over sequences of changing length."""
+
+    def fn(x: Tensor, p: Tensor) -> Any:
+        t = x.shape[1]
+        h = x + p[:t]
+        mask = torch.ones(t, t, dtype=torch.bool).tril()
+        s = (h @ h.mT / t**0.5).masked_fill(~mask, float("-inf")).softmax(-1)
+        return s @ h, F.scaled_dot_product_attention(h, h, h, is_causal=True)
+
+    calls = [(randn(2, t, 8, grad=True), randn(16, 8, seed=1, grad=True)) for t in (5, 9, 1, 16)]
+    return Case(fn, calls, grad=True, dynamic=True, tol=(1e-4, 1e-5))
+
+
+def images_of_any_size() -> Case:
+    """Convolution, batch norm, pooling and interpolation of images of changing size."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    calls = [(randn(b, 3, h, w, grad=True),) for b, h, w in ((2, 8, 8), (3, 9, 7), (2, 16, 5), (1, 4, 4))]
+    return Case(net, calls, grad=True, dynamic=True, tol=(1e-4, 1e-4))
+
+
+def sizes_that_data_decides() -> Case:
+    """nonzero, masks and unique: the size of the result is known only when it runs."""
+
+    def fn(x: Tensor) -> Any:
+        y = x[x > 0]
+        return y * 2, (x > 0).nonzero(), torch.unique((x * 2).round()), y.sum(), y.shape[0]
+
+    return Case(fn, [(randn(n, seed=n),) for n in (5, 9, 3)])
+
+
+def strides_change_too() -> Case:
+    """The same program on plain, transposed and sliced tensors in turn."""
+
+    def fn(x: Tensor) -> Any:
+        return (x * 2).relu(), x.sum(0), x.t() + 1, (x + x.flip(0)).softmax(-1)
+
+    return Case(
+        fn, [(randn(4, 4),), (randn(4, 4).t(),), (randn(4, 8)[:, ::2],), (randn(1, 4).expand(4, 4),), (randn(6, 4),)]
+    )
+
+
+CASES = (
+    dynamic_batch_layer_norm_linear,
+    sizes_change_without_being_told,
+    two_symbols_that_meet,
+    sequence_length_in_attention,
+    images_of_any_size,
+    sizes_that_data_decides,
+    strides_change_too,
+)
