@@ -14,6 +14,7 @@ from dsc import domain, ops
 from dsc.domain import Space
 from dsc.manager import Pass, Remark, Report
 from dsc.notes import notes, set_notes
+from dsc.steps import view_chain
 from dsc.target import Target
 from dsc.torch_shim import optimization_hint
 
@@ -115,16 +116,8 @@ def bytes_of(value: Node) -> int:
 
 def value_of(node: Node) -> tuple[Node, bool]:
     """The node whose storage an operand looks at, and whether the views between change the order."""
-    shuffled = False
-    while node.op == "call_function":
-        if ops.is_split(node):
-            shuffled = True
-        elif ops.is_view(node):
-            shuffled |= ops.name_of(node) in SHUFFLES
-        else:
-            break
-        node = ops.operand(node, 0)
-    return node, shuffled
+    *views, root = view_chain(node)
+    return root, any(ops.is_split(v) or ops.name_of(v) in SHUFFLES for v in views)
 
 
 def computing(value: Node) -> Node:
