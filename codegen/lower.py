@@ -128,7 +128,9 @@ class Builder:
             return v
         if old.op == "const":
             assert isinstance(old.attr, (int, float, bool))
-            return self.const(old.attr, dtype)
+            # a number of 32 bits stays one in 64: 2.7f is not 2.7
+            narrow = old.dtype == "f32" and dtype == "f64"
+            return self.const(torch.tensor(old.attr, dtype=torch.float32).item() if narrow else old.attr, dtype)
         return self.let("cast", (v,), dtype=dtype)
 
     def rounded(self, v: str, dtype: str) -> str:

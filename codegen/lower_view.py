@@ -114,7 +114,8 @@ def piece(low: Lowering, n: Node) -> Value:
 
 
 def flip(low: Lowering, n: Node, x: Value) -> Move:
-    dims = {int(d) % len(x.shape) for d in n.args[1]}  # type: ignore[union-attr,arg-type]
+    rank = max(len(x.shape), 1)  # one number may be flipped along dimension 0
+    dims = {int(d) % rank for d in n.args[1]}  # type: ignore[union-attr,arg-type]
     return lambda i: tuple(x.shape[k] - 1 - e if k in dims else e for k, e in enumerate(i))
 
 

@@ -55,7 +55,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
         partition_fn=lambda joint, inputs, **kwargs: compiler.split(compiler.run_joint(joint, make), inputs, **kwargs),
-        keep_inference_input_mutations=True,
+        keep_inference_input_mutations=traps.keeps_writes(gm),
     )
     try:
         with warm.caching(make) if cached else nullcontext():

@@ -28,6 +28,21 @@ def find(gm: GraphModule) -> str | None:
     return None
 
 
+def keeps_writes(gm: GraphModule) -> bool:
+    """Whether writes to inputs may stand in a graph without a backward.
+
+    Not where an input wants gradients and no result has one: AOTAutograd then gives a written input out in place of a
+    result, if another is written behind autograd's back (``x.mul_(2); y.detach().mul_(2)``).
+    """
+
+    def wants_grad(n: Node) -> bool:
+        value = n.meta.get("example_value")
+        return isinstance(value, torch.Tensor) and value.requires_grad
+
+    inputs = gm.graph.find_nodes(op="placeholder")
+    return not any(map(wants_grad, inputs)) or any(map(wants_grad, gm.graph.output_node().all_input_nodes))
+
+
 def _check(node: Node) -> str | None:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op == "call_method" and name.endswith("_") and not name.endswith("__") and _overlaps(node.args[0]):

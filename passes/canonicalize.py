@@ -98,6 +98,8 @@ def split_dropout(rw: Rewriter, node: Node) -> bool:
         return False
     if t.device.type != "cpu" or t.dtype not in ops.SHORT:
         return False
+    if not t.is_contiguous():
+        return False  # ATen draws in the order of memory; bernoulli(p) alone in that of the indices
     scale = float(torch.tensor(1.0, dtype=t.dtype) / (1 - p))  # rounded to the dtype, as eager's noise tensor is
     with rw.gm.graph.inserting_before(node):
         like = rw.call(node, aten.empty_like.default, x, dtype=torch.bool)

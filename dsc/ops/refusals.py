@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.fx import Node
 
+from dsc.ops import layout
 from dsc.ops.kinds import SHORT, info, name_of, operand, split_of, tensor, tensor_operands, value
 
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
@@ -273,15 +274,23 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
 }
 
 
-def _oddly_strided(t: torch.Tensor) -> bool:
-    """Contiguous, but for strides of size-1 dimensions: fake broadcasting ignores them, ATen's does not."""
-    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())) or 1 not in t.shape:
+_OWN_LAYOUT = frozenset(
+    """
+    cat.default stack.default embedding.default slice_backward.default select_backward.default tril.default triu.default
+    flip.default copy.default clone.default _to_copy.default nll_loss_backward.default mse_loss_backward.default
+    native_dropout_backward.default gelu.default silu.default relu.default
+    """.split()
+)
+"""Pointwise operators that ATen does not compute by its ``TensorIterator``, or that have one tensor."""
+
+
+def _unforetold_strides(node: Node, operands: list[torch.Tensor]) -> bool:
+    """Whether the fake result has other strides than ATen's (unknown sizes count as foretold)."""
+    t = tensor(node)
+    sizes = [n for x in (*operands, t) for n in (*x.shape, *x.stride())]
+    if len(operands) < 2 or name_of(node) in _OWN_LAYOUT or not all(isinstance(n, int) for n in sizes):
         return False
-    wanted = [1]
-    for n in reversed(t.shape[1:]):
-        wanted.append(wanted[-1] * n)
-    pairs = list(zip(t.shape, t.stride(), reversed(wanted)))
-    return all(s == w for n, s, w in pairs if n > 1) and any(s != w for n, s, w in pairs if n == 1)
+    return layout.differ(layout.pointwise_strides(operands, t.shape), t.stride(), t.shape)
 
 
 def why_not_fused(node: Node) -> str | None:
@@ -306,8 +315,7 @@ def why_not_fused(node: Node) -> str | None:
             return "empty"
     if len({t.device for t in tensors}) > 1:
         return "several devices"
-    shapes = {tuple(map(str, tensor(a).shape)) for a in operands}
-    if kind == "pointwise" and len(shapes) > 1 and any(map(_oddly_strided, map(tensor, operands))):
+    if kind == "pointwise" and _unforetold_strides(node, list(map(tensor, operands))):
         return "strides that only ATen knows"
     name = name_of(node)
     if name not in _INT_OK and kind != "create":
