@@ -16,7 +16,7 @@ from dsc import blame, compiler, errors, traps, warm, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
-from dsc.repair import repair
+from dsc.repair import buried, for_eager, repair
 from dsc.target import Target
 from dsc.torch_shim import TorchDynamoException, aot_autograd, compile_id, recompile_reason, structured_logging
 from dsc.watch import Watcher
@@ -41,7 +41,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     """
     watchers = watch.captured(listeners(options), gm, example_inputs)
     report_recompile(gm)
-    if (trap := traps.find(gm)) is not None:
+    if (trap := traps.find(gm) or buried(gm)) is not None:
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
     make = compiler.make(options, find_target(options, example_inputs), watchers, keep)
@@ -95,6 +95,7 @@ def in_eager(gm: GraphModule, why: str, watchers: Sequence[Watcher]) -> Callable
     for w in watchers:
         w.left("dynamo", why)
     warnings.warn(str(errors.LeftToEager(why)), errors.DscWarning, stacklevel=2)
+    for_eager(gm)
     return gm.forward
 
 

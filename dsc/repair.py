@@ -4,6 +4,9 @@
    either is written to: such a call is replaced by its input.
 2. AOTAutograd drops calls whose result nobody reads.  In eager those that draw random numbers move the generator, and
    those that check indices may raise: their results are given out too, and taken away again from what the caller sees.
+   Inside of a region of its own (a checkpoint) nothing can be given out: a graph with an unread draw there is for eager.
+3. A graph that runs in eager after all must keep the generator's state for its checkpoint regions, as the user's call of
+   ``checkpoint`` did, and as Dynamo's stand-in for it does not.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import checkpoint
 
 DROPOUTS = ("dropout", "dropout_")
 
@@ -50,6 +54,33 @@ def repair(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]
     output.args = ((*results, *extra),)
     gm.recompile()
     return lambda compiled: lambda *inputs: tuple(compiled(*inputs))[: len(results)]
+
+
+def buried(gm: GraphModule) -> str | None:
+    """Why the graph cannot be repaired: an unread call inside of a region draws random numbers."""
+    inner = (m for m in gm.modules() if isinstance(m, GraphModule) and m is not gm)
+    names = [name_of(n) for m in inner for n in unread_calls(m) if name_of(n) in DRAWS]
+    return f"AOTAutograd drops {names[0]}, whose numbers nobody reads, from a region" if names else None
+
+
+def for_eager(gm: GraphModule) -> None:
+    """Change the checkpoint regions of a graph, in place, into calls of ``checkpoint`` that draw the same numbers twice."""
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        regions = [
+            n for n in module.graph.nodes if n.op == "call_function" and name_of(n) == "tag_activation_checkpoint"
+        ]
+        for node in regions:
+            node.target = region
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k == "preserve_rng_state"}
+        if regions:
+            module.recompile()
+
+
+def region(body: GraphModule, *inputs: Any, preserve_rng_state: bool = True) -> Any:
+    """What the user wrote; which of its values are kept is not what they are, so a selective policy is left out."""
+    return checkpoint(body, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def drop_idle_dropout(gm: GraphModule) -> None:

@@ -2,7 +2,8 @@
 
 1. AOTAutograd decomposes some ATen operators in Python before autograd sees them (those with a Python kernel for the key
    ``Autograd``); some of those decompositions disagree with the operator.
-2. It makes writes functional, also those that eager refuses: into memory that several elements share.
+2. It makes writes functional, also those that eager refuses: into memory that several elements share, or that overlaps
+   with what is read.
 
 The graph that holds such a call runs in eager.
 """
@@ -45,8 +46,11 @@ def keeps_writes(gm: GraphModule) -> bool:
 
 def _check(node: Node) -> str | None:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.op == "call_method" and name.endswith("_") and not name.endswith("__") and _overlaps(node.args[0]):
-        return f"{name} writes to a tensor several elements of which are one place in memory"
+    if (written := _written(node, name)) is not None:
+        if _overlaps(written):
+            return f"{name} writes to a tensor several elements of which are one place in memory"
+        if any(_meet(written, t) for t in map(_tensor, node.args[1:]) if t is not None):
+            return f"{name} writes to memory that it reads elsewhere"
     if name not in TRAPS:
         return None
     parameters, trap = TRAPS[name]
@@ -81,22 +85,56 @@ def _recurrent(arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _overlaps(value: object) -> bool:
-    """One place in memory stands for several elements, as after ``expand``.  A size that is a symbol is more than 1."""
+def _tensor(value: object) -> torch.Tensor | None:
+    """The fake tensor of a node."""
     t = value.meta.get("example_value") if isinstance(value, Node) else None
-    if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
-        return False
+    return t if isinstance(t, torch.Tensor) and t.layout == torch.strided else None
+
+
+def _written(node: Node, name: str) -> torch.Tensor | None:
+    """What an in-place method, or an assignment to a part that numbers and slices name, writes to."""
+    if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
+        return _tensor(node.args[0])
+    if name != "setitem" or (whole := _tensor(node.args[0])) is None:
+        return None
+    place = node.args[1]
+    parts = place if isinstance(place, tuple) else (place,)
+    plain = all(p is None or p is Ellipsis or isinstance(p, (int, slice)) for p in parts)
+    if not plain or _tensor(node.args[2]) is None or not _of_one_storage(whole, _tensor(node.args[2])):
+        return None
+    part = whole[place]  # type: ignore[index]  # the place is a plain one
+    return part if isinstance(part, torch.Tensor) else None
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    """One place in memory stands for several elements, as after ``expand``.  A size that is a symbol is more than 1."""
     return any(
         isinstance(d, int) and d == 0 and not (isinstance(n, int) and n < 2) for n, d in zip(t.shape, t.stride())
     )
 
 
+def _of_one_storage(a: torch.Tensor, b: torch.Tensor | None) -> bool:
+    return b is not None and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Two dense blocks of one storage overlap and are not the same: ``at::get_overlap_status``."""
+    if not _of_one_storage(a, b) or not (a.is_contiguous() and b.is_contiguous()):
+        return False
+    spans = [(t.storage_offset(), t.numel()) for t in (a, b)]
+    if not all(isinstance(n, int) for span in spans for n in span) or spans[0] == spans[1]:
+        return False
+    (x, n), (y, m) = spans
+    return x < y + m and y < x + n
+
+
 def _interpolate(arguments: dict[str, Any]) -> str | None:
-    """Bicubic weights and sums: eager's kernel computes them in 32 bits, the decomposition rounds each to 16."""
-    value = arguments.get("input")
-    t = value.meta.get("example_value") if isinstance(value, Node) else None
-    if arguments.get("mode") == "bicubic" and (t is None or t.dtype in (torch.float16, torch.bfloat16)):
+    """Eager keeps bicubic weights in 32 bits where the decomposition rounds each to 16; of bytes, both kinds differ."""
+    t, mode = _tensor(arguments.get("input")), arguments.get("mode", "bicubic")
+    if mode == "bicubic" and (t is None or t.dtype in (torch.float16, torch.bfloat16)):
         return "AOTAutograd rounds bicubic interpolation otherwise in 16 bits"
+    if mode in ("linear", "bilinear", "bicubic", "trilinear") and t is not None and t.dtype == torch.uint8:
+        return "AOTAutograd rounds the interpolation of bytes otherwise"
     return None
 
 
@@ -108,6 +146,8 @@ TRAPS: Mapping[str, tuple[str, Trap]] = {
     "dropout_": ("input p training", _dropout),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (_RECURRENT, _recurrent)),
     "softshrink": ("input lambd", _softshrink),
-    "interpolate": ("input size scale_factor mode align_corners", _interpolate),
+    "upsample_bicubic2d": ("input", _interpolate),
+    "upsample_bilinear2d": ("input", _interpolate),
+    "interpolate": ("input size scale_factor mode align_corners", lambda a: _interpolate({"mode": "nearest", **a})),
 }
 """Name of a function, its first parameters, and the check."""

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 from dsc import traps
-from dsc.repair import repair
+from dsc.repair import buried, for_eager, repair
 
 
 def captured(fn: Callable[..., Any], *inputs: Tensor) -> GraphModule:
@@ -87,6 +88,50 @@ def test_nothing_to_repair_changes_nothing() -> None:
 def test_traps(fn: Callable[[Tensor], Tensor], words: str | None) -> None:
     found = traps.find(captured(fn, X))
     assert (found is None) if words is None else (found is not None and words in found)
+
+
+def test_an_unread_draw_in_a_region_cannot_be_repaired() -> None:
+    def block(x: Tensor) -> Tensor:
+        torch.rand(3)
+        return x.sin()
+
+    def fn(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(block, x, use_reentrant=False)
+        return y
+
+    gm = captured(fn, X.clone().requires_grad_())
+    assert "drops rand" in str(buried(gm))
+    assert buried(captured(lambda x: x * 2, X)) is None
+
+
+def test_regions_in_eager_draw_the_same_twice() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(lambda v: F.dropout(v, 0.5), x, use_reentrant=False)
+        return y
+
+    x = torch.ones(50, requires_grad=True)
+    gm = captured(fn, x)
+    for_eager(gm)
+    (out,) = gm.forward(x)
+    (g,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(out.detach(), g)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_blocks_that_meet(offset: int) -> None:
+    """Three numbers written, and three read from ``offset`` on: as eager refuses it."""
+    g = torch.fx.Graph()
+    base = torch.arange(6.0)
+    x, y = g.placeholder("x"), g.placeholder("y")
+    x.meta["example_value"], y.meta["example_value"] = base[:3], base[offset : offset + 3]
+    g.output((g.call_method("add_", (x, y)),))
+    found = traps.find(GraphModule(torch.nn.Module(), g))
+    try:
+        base[:3].add_(base[offset : offset + 3])
+    except RuntimeError:
+        assert "reads elsewhere" in str(found)
+    else:
+        assert found is None
 
 
 def test_writes_into_shared_places_are_left_to_eager() -> None:

@@ -123,6 +123,19 @@ def detach_of_input_written_later() -> Case:
     return Case(fn, [(torch.arange(4.0),)])
 
 
+def idle_dropout() -> Case:
+    """Dropout that drops nothing is its input: a write to the one is a write to the other."""
+
+    def fn(x: Tensor) -> Any:
+        y = F.dropout(x, 0.5, training=False)
+        y.mul_(2)
+        z = F.dropout(x, 0.0)
+        z.add_(1)
+        return x.sum(), y, z
+
+    return Case(fn, [(torch.arange(4.0),)])
+
+
 CASES = (
     views_and_detached_alias_outputs,
     equal_outputs_do_not_share,
@@ -134,4 +147,5 @@ CASES = (
     expanded_results,
     dtype_views,
     detach_of_input_written_later,
+    idle_dropout,
 )

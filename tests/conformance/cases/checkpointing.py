@@ -97,4 +97,35 @@ def nested_regions() -> Case:
     return Case(fn, [(randn(6, 4, grad=True),)], grad=True, tol=(1e-5, 1e-6))
 
 
-CASES = (dropout_block, selective_policy, dropout_inside_and_outside, without_kept_random_state, nested_regions)
+def unread_draw_in_a_region() -> Case:
+    """Numbers that nobody reads are drawn inside of a region, before a dropout; both are drawn again in the backward."""
+
+    def block(x: Tensor) -> Tensor:
+        torch.rand(3)
+        return F.dropout(x, 0.5)
+
+    def fn(x: Tensor) -> Any:
+        return checkpoint(block, x, use_reentrant=False), torch.rand(2)
+
+    return Case(fn, [(randn(6, grad=True),)], grad=True)
+
+
+def region_beside_what_runs_in_eager() -> Case:
+    """A graph that is left to eager keeps the numbers of its regions."""
+
+    def fn(x: Tensor) -> Any:
+        y = checkpoint(lambda v: F.dropout(v.sin(), 0.4), x, use_reentrant=False)
+        return F.softshrink(y * 3), torch.rand(2)
+
+    return Case(fn, [(randn(5, 4, grad=True),)], grad=True)
+
+
+CASES = (
+    dropout_block,
+    selective_policy,
+    dropout_inside_and_outside,
+    without_kept_random_state,
+    nested_regions,
+    unread_draw_in_a_region,
+    region_beside_what_runs_in_eager,
+)

@@ -162,6 +162,26 @@ def write_into_expanded() -> Case:
     return Case(fn, [(torch.ones(1, 4),)], raises=RuntimeError)
 
 
+def write_over_what_is_read() -> Case:
+    """A block is written while a shifted part of it is read."""
+
+    def fn(x: Tensor) -> Tensor:
+        x[1:].add_(x[:-1])
+        return x
+
+    return Case(fn, [(torch.arange(5.0),)], raises=RuntimeError)
+
+
+def assignment_over_what_is_read() -> Case:
+    """The same by an assignment to a slice."""
+
+    def fn(x: Tensor) -> Tensor:
+        x[1:] = x[:-1]
+        return x
+
+    return Case(fn, [(torch.arange(5.0),)], raises=RuntimeError)
+
+
 def view_of_what_is_not_dense() -> Case:
     return Case(lambda x: x.t().view(-1) * 2, [(randn(3, 4),)], raises=RuntimeError)
 
@@ -234,6 +254,8 @@ CASES: tuple[Any, ...] = (
     in_place_on_a_leaf,
     in_place_result_too_wide,
     write_into_expanded,
+    write_over_what_is_read,
+    assignment_over_what_is_read,
     view_of_what_is_not_dense,
     division_by_zero_in_python,
     error_of_the_user,

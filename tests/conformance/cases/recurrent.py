@@ -69,4 +69,47 @@ def cells_and_projections() -> Case:
     return Case(Others(), [(randn(3, 2, 4, grad=True),)], grad=True, tol=TOLERANCE, around=in_the_graph)
 
 
-CASES = (lstm_and_gru, lstm_and_gru_beside_the_graph, cells_and_projections)
+class Dropped(nn.Module):
+    """Dropout between the layers of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.g, self.r = (
+            nn.LSTM(4, 6, 2, dropout=0.3),
+            nn.GRU(6, 3, 2, dropout=0.2),
+            nn.RNN(3, 3, 2, dropout=0.2),
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        return self.r(self.g(self.l(x)[0])[0])
+
+
+def dropout_between_layers() -> Case:
+    torch.manual_seed(0)
+    return Case(
+        Dropped(),
+        [(randn(3, 2, 4, seed=i, grad=True),) for i in range(2)],
+        grad=True,
+        tol=TOLERANCE,
+        around=in_the_graph,
+    )
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths, packed and padded again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.LSTM(4, 6, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]))
+        return nn.utils.rnn.pad_packed_sequence(self.l(packed)[0])[0]
+
+
+def packed_sequences() -> Case:
+    torch.manual_seed(0)
+    return Case(Packed(), [(randn(3, 2, 4, grad=True),)], grad=True, tol=TOLERANCE)
+
+
+CASES = (lstm_and_gru, lstm_and_gru_beside_the_graph, cells_and_projections, dropout_between_layers, packed_sequences)

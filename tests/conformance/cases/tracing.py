@@ -72,6 +72,25 @@ def bicubic_in_bfloat16() -> Case:
     return Case(fn, [(randn(1, 2, 4, 4, dtype=torch.bfloat16),)], tol=(0.0, 0.0))
 
 
+def interpolation_of_bytes() -> Case:
+    """Eager interpolates bytes with integer weights."""
+
+    def fn(x: Tensor) -> Any:
+        return F.interpolate(x, size=(7, 3), mode="bilinear"), F.interpolate(x, scale_factor=1.7, mode="nearest")
+
+    return Case(fn, [((randn(1, 2, 5, 4).abs() * 50).to(torch.uint8),)])
+
+
+def gradients_of_activations_at_edges() -> Case:
+    """NaN, infinities and the corners of piecewise activations: values and gradients."""
+    functions = (
+        F.relu6, F.hardtanh, F.hardswish, F.hardsigmoid, F.elu, F.celu, F.selu, F.leaky_relu, F.logsigmoid, F.softplus,
+        F.hardshrink, F.tanhshrink, F.softsign, F.mish, torch.sinc, torch.frac, torch.special.entr, torch.logit, torch.erfc,
+    )  # fmt: skip
+    x = torch.tensor([float("nan"), 0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5, -0.5, 20.0, float("inf"), -float("inf")])
+    return Case(lambda v: [f(v) for f in functions], [(x.requires_grad_(),)], grad=True)
+
+
 CASES = (
     multilabel_margin_padding,
     multilabel_margin_module,
@@ -79,4 +98,6 @@ CASES = (
     solves_inside_triangles,
     softshrink_at_nan,
     bicubic_in_bfloat16,
+    interpolation_of_bytes,
+    gradients_of_activations_at_edges,
 )
