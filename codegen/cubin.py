@@ -10,6 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from dsc.errors import CodegenFailed
 
 SIGNATURE = {
     "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "f64": "*fp64", "i64": "*i64",
-    "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8", "b1": "*i1",
+    "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8", "b1": "*u1",
 }  # fmt: skip
-"""Storage dtype -> Triton's name of a pointer to it."""
+"""Storage dtype -> Triton's name of a pointer to it, as a launch with a tensor spells it: it is part of the cache key."""
 
 WIDEST = 16
 """Most bytes that a thread loads or stores at once."""
@@ -178,6 +179,15 @@ def compile_source(
         ptx=ptx,
         cubin=cubin,
     )
+
+
+@contextmanager
+def triton_cache(folder: str | None) -> Iterator[None]:
+    """Compilations inside are kept in ``folder``, if one is given."""
+    with triton.knobs.cache.scope():
+        if folder is not None:
+            triton.knobs.cache.dir = folder
+        yield
 
 
 def resources(cubin: bytes, ptx: str, schedule: Schedule) -> tuple[int, int]:

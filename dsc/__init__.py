@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dsc.artifact import load as load
     from dsc.debug.tracing import trace as trace
     from dsc.errors import DscError as DscError
     from dsc.errors import DscWarning as DscWarning
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "load": "dsc.artifact",
     "trace": "dsc.debug.tracing",
     "DscError": "dsc.errors",
     "DscWarning": "dsc.errors",

@@ -412,3 +412,28 @@ class CpuOnly(DscError):
             f"The model cannot be planned for {self.device} from here: node {self.node!r} calls {self.op}, which only "
             "CPUs have; trace it on a machine with that device, or write that part in other operators."
         )
+
+
+@dataclass(eq=False, repr=False)
+class BadArtifact(DscError):
+    """A compiled model that cannot be run here."""
+
+    folder: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.folder} cannot be loaded: {self.reason}; {self.instead}."
+
+
+@dataclass(eq=False, repr=False)
+class Unsaveable(DscError):
+    """A model that compiles, but not into a folder."""
+
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} cannot be saved: {self.reason}; compile it where it runs, by torch.compile(backend='dsc')."
+        )

@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"The dsc command needs {error.name}: pip install 'dsc-compiler[cli]'") from None
 
 from dsc.cli import cache as cache
+from dsc.cli import compile as compile
 from dsc.cli import demo as demo
 from dsc.cli import diff as diff
 from dsc.cli import doctor as doctor

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from dsc import bind, blame, text
 from dsc.codegen import cpp, triton, triton_plan
-from dsc.codegen.cubin import KernelFacts, inspect
+from dsc.codegen.cubin import KernelFacts, inspect, triton_cache
 from dsc.codegen.kernel import NBYTES, Kernel
 from dsc.codegen.triton import Schedule
 from dsc.compilation import Compilation
@@ -96,10 +96,12 @@ def facts_of(
     capabilities: Sequence[int] = CAPABILITIES,
     parallel: int = 2,
     done: Callable[[], None] = lambda: None,
+    cache: str | None = None,
 ) -> Mapping[tuple[str, int], KernelFacts]:
     """(title, capability) -> what was read off the compiled kernel; ``done`` is called after each.
 
     ``parallel`` processes compile, where there is much to do; what Triton's cache holds already costs little.
+    ``cache`` is a folder to use as that cache; None is Triton's own.
 
     Raises:
         CodegenFailed: a kernel that Triton refuses.
@@ -108,12 +110,12 @@ def facts_of(
     out: dict[tuple[str, int], KernelFacts] = {}
     if len(jobs) <= FEW or parallel < 2:
         for k, c in jobs:
-            out[k.title, c] = inspect(k.kernel, k.schedule, c, divisible=k.divisible)
+            out[k.title, c] = _inspect(k, c, cache)
             done()
         return out
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(min(parallel, len(jobs)), context) as pool:
-        futures = {pool.submit(_inspect, k.kernel, k.schedule, c, k.divisible): (k.title, c) for k, c in jobs}
+        futures = {pool.submit(_inspect, k, c, cache): (k.title, c) for k, c in jobs}
         try:
             for future in as_completed(futures):
                 out[futures[future]] = future.result()
@@ -124,5 +126,6 @@ def facts_of(
     return out
 
 
-def _inspect(kernel: Kernel, schedule: Schedule | None, capability: int, divisible: tuple[str, ...]) -> KernelFacts:
-    return inspect(kernel, schedule, capability, divisible=divisible)
+def _inspect(k: Listed, capability: int, cache: str | None) -> KernelFacts:
+    with triton_cache(cache):
+        return inspect(k.kernel, k.schedule, capability, divisible=k.divisible)

@@ -18,6 +18,14 @@ CASES = [
         "Option 'sparsity' is not available yet in this version; leave it out.",
     ),
     (errors.UnknownTarget("H10", ("h100",)), "'H10' is not a target that dsc knows; did you mean 'h100'?"),
+    (
+        errors.BadArtifact("out", "it has no manifest.json", "give a folder that dsc compile wrote"),
+        "out cannot be loaded: it has no manifest.json; give a folder that dsc compile wrote.",
+    ),
+    (
+        errors.Unsaveable("net", "its sizes are symbols"),
+        "net cannot be saved: its sizes are symbols; compile it where it runs, by torch.compile(backend='dsc').",
+    ),
     (errors.UnknownPass("fus", ("fuse",)), "'fus' is not a pass; did you mean 'fuse'?"),
     (errors.BadPassOrder("a", "needs 'group'", "move it after 'b'"), "Pass 'a' needs 'group'; move it after 'b'."),
     (

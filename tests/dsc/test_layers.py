@@ -18,7 +18,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.bind dsc.kernels dsc.compilation",
     "dsc.passlist dsc.link dsc.watch",
     "dsc.compiler dsc.portable",
-    "dsc.warm",
+    "dsc.warm dsc.artifact",
     "dsc.debug dsc.distributed",
     "dsc.cli dsc.backend dsc.__main__ dsc",
 ]

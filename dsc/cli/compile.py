@@ -1,0 +1,64 @@
+"""``dsc compile``: plan and compile a model for a machine that need not be here, into a folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsc.cli.app import AsJson, Inference, Inputs, ModelName, TargetName, app, console, print_json
+from dsc.cli.app import progress as errors_console
+from dsc.cli.kernels import DType, Parallel, in_dtype
+
+
+@app.command("compile")
+def compile_model(
+    model: ModelName,
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="The folder to write.")],
+    inputs: Inputs = None,
+    target: TargetName = None,
+    dtype: DType = None,
+    inference: Inference = False,
+    parallel: Parallel = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Compile MODEL for --target into a folder: programs, kernels, cubins, a manifest; ``dsc.load`` runs it there."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from dsc.cli import source
+    from dsc.debug.capture import capture
+    from dsc.debug.kernels import listed
+    from dsc.debug.saving import save
+
+    start = time.perf_counter()
+    found = in_dtype(source.find(model, inputs or ()), dtype)
+    session = capture(found, target or "cpu", training=not inference)
+    count = len(listed(session)) if session.target.kind == "cuda" else 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors_console(), transient=True) as bar:
+        job = bar.add_task("compiling", total=count)
+        manifest = save(session, out, parallel, lambda: bar.advance(job))
+    seconds = time.perf_counter() - start
+    size = sum((out / name).stat().st_size for name in manifest.files)
+    if as_json:
+        print_json(
+            {
+                "model": manifest.model,
+                "target": manifest.target,
+                "folder": str(out),
+                "kernels": sum(name.startswith("kernels/") and not name.endswith(".cubin") for name in manifest.files),
+                "files": len(manifest.files) + 1,
+                "bytes": size,
+                "seconds": seconds,
+            }
+        )
+        return
+    kernels = [name for name in manifest.files if name.startswith("kernels/") and not name.endswith(".cubin")]
+    console().print(
+        f"{manifest.model} for {manifest.target}: {len(kernels)} kernels in {seconds:.1f} s, {size / 1e6:.1f} MB in {out}.\n"
+        f"Run it there: dsc.load({str(out)!r}, model)(*inputs)",
+        highlight=False,
+        markup=False,
+    )

@@ -1,0 +1,135 @@
+"""``dsc compile``: a captured model into a folder that ``dsc.load`` runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dsc import artifact, errors, portable
+from dsc.artifact import Manifest
+from dsc.compilation import Compilation
+from dsc.debug.capture import Region, Session, untouched
+from dsc.debug.kernels import Listed, facts_of, listed
+
+
+def save(session: Session, folder: Path, parallel: int = 2, done: Callable[[], None] = lambda: None) -> Manifest:
+    """Write the programs of ``session`` and compile their kernels.  ``done`` is called after each kernel.
+
+    Raises:
+        Unsaveable: a model that needs more than one graph, sizes that change, or what a process cannot hand on.
+        CodegenFailed: a kernel that cannot be compiled.
+    """
+    region, programs = checked(session)
+    training = "forward" in programs
+    single, differentiable, count = results_of(session, region)
+    if training and saved_count(programs, differentiable) != outputs_of(programs["forward"]) - count:
+        raise unsaveable(session, "its graphs give more than its results (inputs that change, or share memory)")
+    files: dict[str, bytes] = {}
+    for kind, made in programs.items():
+        files[f"{kind}.py"] = artifact.text_of(made.program).encode()
+        try:
+            files[f"{kind}.program"] = portable.dumps(made.program)
+        except portable.NotPortable as why:
+            raise unsaveable(session, str(why)) from why
+    with tempfile.TemporaryDirectory(prefix="dsc-") as cache:
+        files |= kernel_files(session, listed(session), cache, parallel, done)
+        files |= {
+            f"triton/{p.relative_to(cache)}": p.read_bytes() for p in sorted(Path(cache).rglob("*")) if p.is_file()
+        }
+    tensors = [t for t in region.inputs if isinstance(t, Tensor)]
+    manifest = Manifest(
+        model=session.model.name,
+        target=session.target.name,
+        capability=session.target.capability,
+        training=training,
+        inputs=artifact.describe(tensors, names_of(session, region)),
+        results=count,
+        differentiable=differentiable,
+        single=single,
+        files={name: artifact.digest(data) for name, data in files.items()},
+        versions=artifact.versions(),
+    )
+    write(folder, {**files, artifact.MANIFEST: manifest.text().encode()})
+    return manifest
+
+
+def checked(session: Session) -> tuple[Region, Mapping[str, Compilation]]:
+    if len(session.regions) != 1 or session.regions[0].left:
+        reasons = [why for r in session.regions for _, why in r.left]
+        raise unsaveable(session, reasons[0] if reasons else f"it needs {len(session.regions)} graphs, not one")
+    (region,) = session.regions
+    programs = {made.kind: made for made in region.programs}
+    if not all(isinstance(t, Tensor) for t in region.inputs):
+        raise unsaveable(session, "it takes sizes or numbers as inputs")
+    if any(made.program.symbols for made in programs.values()):
+        raise unsaveable(session, "its sizes are symbols")
+    return region, programs
+
+
+def results_of(session: Session, region: Region) -> tuple[bool, tuple[int, ...], int]:
+    """Whether the model gives one tensor, which results have gradients, and how many there are."""
+    with untouched(session.model.module), torch.enable_grad():
+        result = session.model.module(*session.model.args)
+    leaves = pytree.tree_leaves(result)
+    flat = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, (tuple, list)) else []
+    if len(flat) != len(leaves) or not all(isinstance(t, Tensor) for t in flat):
+        raise unsaveable(session, "it gives something else than a tensor or a tuple of tensors")
+    given = region.dynamo.graph.output_node().args[0]
+    if not isinstance(given, (tuple, list)) or len(given) != len(flat):
+        raise unsaveable(session, "its results are not those of its graph")
+    return isinstance(result, Tensor), tuple(i for i, t in enumerate(flat) if t.requires_grad), len(flat)
+
+
+def saved_count(programs: Mapping[str, Compilation], differentiable: Sequence[int]) -> int:
+    """Tensors that the forward hands to the backward: its inputs, but for the gradients of the results."""
+    return len(programs["backward"].gm.graph.find_nodes(op="placeholder")) - len(differentiable)
+
+
+def outputs_of(made: Compilation) -> int:
+    results = made.gm.graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    return len(results)
+
+
+def names_of(session: Session, region: Region) -> list[tuple[str, str]]:
+    """Where each input of the graph comes from."""
+    module = session.model.module
+    known: dict[int, tuple[str, str]] = {id(p): ("parameter", n) for n, p in module.named_parameters()}
+    known |= {id(b): ("buffer", n) for n, b in module.named_buffers()}
+    given = [x for x in pytree.tree_leaves(session.model.args) if isinstance(x, Tensor)]
+    known |= {id(x): ("input", str(i)) for i, x in enumerate(given)}
+    missing = [x for x in region.inputs if id(x) not in known]
+    if missing:
+        raise unsaveable(session, "it reads tensors that are neither its parameters, its buffers, nor its inputs")
+    return [known[id(x)] for x in region.inputs]
+
+
+def kernel_files(
+    session: Session, kernels: Sequence[Listed], cache: str, parallel: int, done: Callable[[], None]
+) -> dict[str, bytes]:
+    """Sources of all kernels, and their cubins; ``cache`` becomes a cache of Triton that has them."""
+    if session.target.capability is None:
+        return {f"kernels/{k.title}.cpp": k.source.encode() for k in kernels}
+    major, minor = session.target.capability
+    capability = 10 * major + minor
+    facts = facts_of(kernels, (capability,), parallel, done, cache)
+    out = {f"kernels/{k.title}.py": k.source.encode() for k in kernels}
+    return out | {f"kernels/{title}.sm_{c}.cubin": f.cubin for (title, c), f in facts.items()}
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """All files, the manifest last: a folder without it is not complete."""
+    (folder / artifact.MANIFEST).unlink(missing_ok=True)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def unsaveable(session: Session, why: str) -> errors.Unsaveable:
+    return errors.Unsaveable(session.model.name, why)
