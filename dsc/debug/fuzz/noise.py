@@ -1,0 +1,81 @@
+"""How far roundings move the results of a program: it runs in float64, each value off by a rounding where it is read.
+
+This is Monte Carlo arithmetic (Parker, "Monte Carlo Arithmetic: exploiting randomness in floating-point arithmetic",
+1997) at the precision of each value's own dtype, forward and backward: two machines that round at other places, or add
+in another order, cannot be told apart below what these runs differ by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dsc.debug.fuzz.observe import Seen, observe
+from dsc.debug.fuzz.program import Program, World, execute
+
+GRAIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Relative size of a rounding: half a unit in the last place of the 16-bit dtypes, whose operators round once; four
+times that of the wide ones, for elementary functions and sums in another order."""
+
+FLOOR = {torch.float64: 0.0, torch.float32: 1e-44, torch.bfloat16: 1e-40, torch.float16: 2.0**-24}
+"""Distance between subnormal numbers."""
+
+
+class Rounding(torch.autograd.Function):
+    """``x`` off by up to a rounding, element by element, and its gradient likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
+        ctx.noise = grain, floor, gen
+        return disturbed(x, grain, floor, gen)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return disturbed(grads[0], *ctx.noise), None, None, None
+
+
+def disturbed(x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
+    a, b = (torch.rand(x.shape, generator=gen, dtype=torch.float64) * 2 - 1 for _ in range(2))
+    return x * (1 + grain * a) + floor * b
+
+
+def samples(
+    p: Program, world: World, state: torch.Tensor, count: int, seed: int, grain: Mapping[torch.dtype, float] = GRAIN
+) -> list[Seen]:
+    """``count`` runs in float64 from the random ``state``, each with other roundings."""
+    values = _all_values(p, world, state)
+    dtypes = [v.dtype for v in values]
+    gen = torch.Generator().manual_seed(seed)
+
+    def noise(x: torch.Tensor, i: int) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        return Rounding.apply(x, grain[dtypes[i]], FLOOR[dtypes[i]], gen)  # type: ignore[no-any-return,no-untyped-call]
+
+    fn = execute(
+        p.source(exact=True, noisy=dict.fromkeys([*_fresh(p, values), p.size], "noise({0}, {1})")), noise=noise
+    )["program"]
+    out = []
+    for _ in range(count):
+        torch.set_rng_state(state)
+        out.append(observe(fn, p.tensors(world, exact=True)))
+    return out
+
+
+def _all_values(p: Program, world: World, state: torch.Tensor) -> list[torch.Tensor]:
+    torch.set_rng_state(state)
+    every = execute(p.source(results=range(p.size)))["program"]
+    with torch.no_grad():
+        return list(every(*(t.detach() for t in p.tensors(world))))
+
+
+def _fresh(p: Program, values: list[torch.Tensor]) -> list[int]:
+    """Lines whose result is memory of its own: to read through a copy would cut views and writes off their base."""
+
+    def storage(i: int) -> int:
+        return values[i].untyped_storage().data_ptr()
+
+    lines = enumerate(p.lines, len(p.inputs))
+    return [i for i, x in lines if not any(storage(i) == storage(o) for o in x.operands)]
