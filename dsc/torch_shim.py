@@ -41,6 +41,7 @@ detect_fake_mode: Callable[[Any], FakeTensorMode | None]
 TorchDynamoException: type[Exception]
 OutputCode: type[Any]
 BypassAOTAutogradCache: type[Exception]
+decomposition_table: dict[OpOverload, Callable[..., Any]]
 
 RNG_CALLS = {"run_and_save_rng_state": "saves", "run_with_rng_state": "restores"}
 """Higher-order calls by which the partitioner repeats random numbers, and what they do with the generator's state."""
@@ -55,6 +56,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "detect_fake_mode": ("torch._guards", "torch._dynamo.utils"),
     "TorchDynamoException": ("torch._dynamo.exc",),
     "OutputCode": ("torch._inductor.output_code",),
+    "decomposition_table": ("torch._decomp",),
     "BypassAOTAutogradCache": ("torch._functorch._aot_autograd.autograd_cache",),
 }
 """Name -> modules that may hold it, the one of torch 2.13 first."""

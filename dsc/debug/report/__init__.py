@@ -1,0 +1,1 @@
+"""A compilation as one page of HTML that needs no network."""
