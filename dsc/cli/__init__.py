@@ -14,6 +14,7 @@ from dsc.cli import demo as demo
 from dsc.cli import diff as diff
 from dsc.cli import doctor as doctor
 from dsc.cli import explain as explain
+from dsc.cli import graph as graph
 from dsc.cli import kernels as kernels
 from dsc.cli import ops as ops
 from dsc.cli import opt as opt
@@ -21,6 +22,7 @@ from dsc.cli import passes as passes
 from dsc.cli import replay as replay
 from dsc.cli import show as show
 from dsc.cli import trace as trace
+from dsc.cli import view as view
 from dsc.cli.app import app as app
 
 
