@@ -52,7 +52,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "BERT": ("bert", "roberta", "distilbert", "electra"),
     "LLaMA": ("llama", "mistral", "qwen2", "gemma"),
     "T5": ("t5", "mt5", "bart"),
-    "ViT": ("vit", "deit", "dinov2", "beit"),
+    "ViT": ("vit", "vit_msn", "dinov2", "beit"),
 }
 """Architectures that train with dropout; what they call its probabilities differs."""
 

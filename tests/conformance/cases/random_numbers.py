@@ -45,13 +45,13 @@ def dropout_of_everything() -> Case:
     return Case(fn, [(randn(3, 4, grad=True),)], grad=True)
 
 
-def dropout_in_low_precision() -> Case:
-    """Masks and scales in bf16, fp16 and float64."""
+def dropout_bit_by_bit() -> Case:
+    """Masks and scales in every dtype, bit by bit."""
 
     def fn(x: Tensor) -> Any:
         return F.dropout(x, 0.3), F.dropout(x.relu() * 2, 0.15)
 
-    calls = [(randn(9, 7, dtype=d, grad=True),) for d in (torch.bfloat16, torch.float16, torch.float64)]
+    calls = [(randn(9, 7, dtype=d, grad=True),) for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)]
     return Case(fn, calls, grad=True, tol=(0.0, 0.0))
 
 
@@ -143,7 +143,7 @@ CASES = (
     every_distribution,
     dropout_of_every_kind,
     dropout_of_everything,
-    dropout_in_low_precision,
+    dropout_bit_by_bit,
     dropout_in_place_and_in_modules,
     unused_random_call,
     seed_inside_the_program,
