@@ -103,11 +103,13 @@ class Writer:
     # --- what is needed where ------------------------------------------------------------------------------------------
 
     def _escaping(self) -> set[Node]:
-        """Storages that outlive the call, or that ATen may hand on under another name."""
+        """Storages that outlive the call, that ATen may hand on under another name, or that it indexes as a whole."""
         out = {storage_of(n) for n in self.output.all_input_nodes}
         for step in self.order:
             if step.group is None and not (ops.is_view(step.node) or ops.is_split(step.node)):
                 out.update(storage_of(a) for a in aliases(step.node))
+            if step.group is None and ops.name_of(step.node).startswith("as_strided"):
+                out.add(storage_of(ops.operand(step.node, 0)))  # its offset counts from the start of the storage
         return out
 
     def _real(self) -> set[Node]:

@@ -245,6 +245,14 @@ UNFORETOLD_STRIDES = Program(
 DROPOUT_ACROSS_MEMORY = Program(
     (Input("float32", (4, 3, 2, 4), "transposed", seed=1),), (Line("torch.softmax(F.dropout({0}, 0.3), 2)", (0,)),)
 )
+WHOLE_STORAGE = Program(
+    (Input("float16", (), grad=True, seed=3),),
+    (
+        Line("{0}.as_strided({0}.shape, {0}.stride())", (0,)),
+        Line("{0}.reshape(-1)", (0,)),
+        Line("torch.lerp({0}, {1}, {2})", (1, 0, 2)),
+    ),
+)
 WRITTEN_BEHIND_AUTOGRAD = Program(
     (Input("float32", (2, 3), seed=1), Input("float32", (5,), seed=2, grad=True)),
     (Line("{0}.sum(0)", (0,)), Line("{0}.mul_(2)", (0,)), Line("{0}.detach().mul_(0.5)", (1,))),
@@ -253,7 +261,7 @@ WRITTEN_BEHIND_AUTOGRAD = Program(
 
 def test_programs_that_once_failed() -> None:
     assert (
-        trial.check_all([ODD, FLIPPED_NUMBER, NARROW_CONSTANT, UNFORETOLD_STRIDES, DROPOUT_ACROSS_MEMORY]) == [None] * 5
+        trial.check_all([ODD, FLIPPED_NUMBER, NARROW_CONSTANT, UNFORETOLD_STRIDES, DROPOUT_ACROSS_MEMORY, WHOLE_STORAGE]) == [None] * 6
     )
 
 

@@ -131,7 +131,7 @@ ROW = (
 )  # fmt: skip
 ROW_2 = (
     "F.layer_norm({0}, {0}.shape[-1:], {1}, {1})", "F.layer_norm({0}, {1}.shape, {1})", "F.batch_norm({0}, None, None, {1}, {1}, training=True)",
-    "F.rms_norm({0}, {1}.shape, {1})", "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1)", "F.group_norm({0}, 1, {1})",
+    "F.rms_norm({0}, {1}.shape, {1})", "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1, training=True)", "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1)", "F.group_norm({0}, 1, {1})",
 )  # fmt: skip
 
 JOIN = (
