@@ -34,7 +34,7 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A name of the zoo, FILE.py:function_or_class, FILE.pt2, FILE.onnx, or hf:CONFIG.json.",
+        help="A name of the zoo, FILE.py:function_or_class, FILE.pt2, FILE.onnx, hf:CONFIG.json, or FILE.trace.",
     ),
 ]
 Inputs = Annotated[

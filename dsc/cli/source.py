@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsc.cli.app import progress
 from dsc.errors import BadModel, BadOption, UnknownModel
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ def find(spec: str, inputs: Sequence[str] = ()) -> Model:
         from dsc.debug.load import exported
 
         return exported.load(spec, inputs)
+    if spec.endswith(".onnx"):
+        from dsc.debug.load import onnx
+
+        return onnx.load(spec, inputs)
     if spec.endswith(".py") or ".py:" in spec:
         from dsc.debug.load import python
 
@@ -69,7 +74,10 @@ def captured(
 
         if options is not None:
             raise BadModel(spec, "it is a trace, whose passes have run", "give the model")
-        session = trace.load(spec)
+        recorded = trace.read(spec)
+        for remark in recorded.remarks:
+            progress().print(remark, style="yellow", highlight=False, markup=False)
+        session = trace.session_of(recorded)
         if target is not None and target.lower() != session.target.name:
             raise BadOption(
                 "--target", target, f"{session.target.name}, for which {spec} was recorded, or leave it out"

@@ -87,7 +87,8 @@ def healthy(found: list[Check]) -> bool:
 def tried(name: str, check: Callable[[], Check]) -> Check:
     try:
         return replace(check(), name=name)
-    except Exception as why:  # whatever is wrong with this machine
+    except Exception as raised:  # whatever is wrong with this machine
+        why = getattr(raised, "inner_exception", raised)  # what Dynamo wrapped
         words = str(why).strip().split("\n")[0]
         return Check(name, "broken", f"{type(why).__name__}: {words}", "please report it if the rest is sound")
 

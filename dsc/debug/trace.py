@@ -225,15 +225,21 @@ def load(path: str | Path) -> capture.Session:
     Raises:
         BadTrace, BadGraphFile: it cannot be read, or holds no compilation.
     """
-    trace = read(path)
+    return session_of(read(path))
+
+
+def session_of(trace: Trace) -> capture.Session:
+    """``load`` of a trace that was read."""
     planned = [r for r in trace.regions if r.target]
     if not planned:
-        raise errors.BadTrace(str(path), "it holds no compilation")
+        raise errors.BadTrace(trace.path, "it holds no compilation")
     target, options = targets.find(planned[0].target), options_of(planned[0])
     unpack = cache(graphs.unpack)  # graphs that a pass left as they were are one
     regions = tuple(region_of(r, unpack) for r in planned if r.target == target.name)
     seconds = sum(r.seconds for r in planned)
-    return capture.Session(Model(str(path), nn.Identity(), ()), target, options, regions, seconds, capture.Outcome((), ()))
+    return capture.Session(
+        Model(trace.path, nn.Identity(), ()), target, options, regions, seconds, capture.Outcome((), ())
+    )
 
 
 def options_of(region: TracedRegion) -> Options:
