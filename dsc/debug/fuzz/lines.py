@@ -35,12 +35,13 @@ FLOATS_2 = (
     "F.l1_loss({0}, {1})", "F.binary_cross_entropy_with_logits({0}, torch.sigmoid({1}.detach()))", "F.prelu({0}, {1})",
     "F.glu(torch.cat([{0}, {1}], -1))", "{0} * {1}.mean()", "aten.copy.default({0}, {1})", "{0}.expand_as({1})",
     "torch.where({0} < {1}, {0}, {1} * 2)", "torch.fmax({0}, {1})", "torch.heaviside({0}, {1})",
-    "torch.xlogy({0}, {1}.abs() + 1)", "{0}.type_as({1})", "{0}.reshape({1}.shape)",
+    "torch.xlogy({0}, {1}.abs() + 1)", "torch.clamp_min({0}, {1})", "torch.clamp_max({0}, {1})", "aten.silu_backward({0}.detach(), {1}.detach())",
+    "{0}.type_as({1})", "{0}.reshape({1}.shape)",
 )  # fmt: skip
 
 FLOATS_3 = (
     "torch.addcmul({0}, {1}, {2}, value=0.5)", "torch.addcdiv({0}, {1}, {2}.abs() + 1, value=0.5)",
-    "torch.lerp({0}, {1}, 0.3)", "torch.lerp({0}, {1}, 0.7)", "torch.lerp({0}, {1}, {2})",
+    "aten.addcdiv.default({0}, {1}, {2}.abs() + 1, value=0.5)", "torch.lerp({0}, {1}, 0.3)", "torch.lerp({0}, {1}, 0.7)", "torch.lerp({0}, {1}, {2})",
     "torch.where({0} > {1}, {2}, {0})", "torch.clamp({0}, {1}, {2})", "F.layer_norm({0}, {0}.shape[-1:], {1}, {2})",
     "F.batch_norm({0}, None, None, {1}, {2}, training=True)", "F.group_norm({0}, 1, {1}, {2})",
     "torch.addmm({0}, {1}, {2})", "torch.baddbmm({0}, {1}, {2})", "F.linear({0}, {1}, {2})",
@@ -120,7 +121,8 @@ ROW = (
     "torch.softmax({0}, [d])", "torch.log_softmax({0}, [d])", "F.softmin({0}, [d])", "F.layer_norm({0}, {0}.shape[[d]:])",
     "F.layer_norm({0}, {0}.shape[-1:])", "{0} * torch.rsqrt({0}.pow(2).mean([d], True) + 1e-2)", "F.normalize({0}, dim=[d])",
     "{0} - {0}.mean([d], True)", "{0} / ({0}.abs().sum([d], True) + 1)", "{0} - {0}.amax([d], True)",
-    "F.batch_norm({0}, None, None, training=True)", "F.instance_norm({0})", "F.group_norm({0}, 1)", "F.rms_norm({0}, {0}.shape[-1:])",
+    "F.batch_norm({0}, None, None, training=True)", "aten._native_batch_norm_legit_functional({0}, None, None, {0}.new_zeros({0}.shape[1:2]), {0}.new_ones({0}.shape[1:2]), True, 0.1, 1e-5)[0]",
+    "F.instance_norm({0})", "F.group_norm({0}, 1)", "F.rms_norm({0}, {0}.shape[-1:])",
     "torch.softmax({0}, [d], dtype=torch.float32)", "F.log_softmax({0}, [d]).exp()", "{0} * torch.softmax({0}, [d])",
     "F.cross_entropy({0}, torch.arange({0}.shape[0]) % {0}.shape[1])",
     "F.cross_entropy({0}, torch.arange({0}.shape[0]) % {0}.shape[1], reduction='sum', ignore_index=1)",
@@ -131,7 +133,8 @@ ROW = (
 )  # fmt: skip
 ROW_2 = (
     "F.layer_norm({0}, {0}.shape[-1:], {1}, {1})", "F.layer_norm({0}, {1}.shape, {1})", "F.batch_norm({0}, None, None, {1}, {1}, training=True)",
-    "F.rms_norm({0}, {1}.shape, {1})", "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1, training=True)", "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1)", "F.group_norm({0}, 1, {1})",
+    "F.rms_norm({0}, {1}.shape, {1})", "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1, training=True)",
+    "F.batch_norm({0}, {1}.detach() * 0, {1}.detach().abs() + 1)", "F.group_norm({0}, 1, {1})",
 )  # fmt: skip
 
 JOIN = (
