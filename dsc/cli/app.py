@@ -39,7 +39,13 @@ ModelName = Annotated[
 ]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", "-i", metavar="SHAPE", help="An input, such as f32[4,128]; once for each."),
+    typer.Option(
+        "--input",
+        "--inputs",
+        "-i",
+        metavar="VALUE",
+        help="An input, once for each: f32[4,128], i64[4,16]<1000 for numbers below 1000, 0.5; or FILE.py:FUNCTION.",
+    ),
 ]
 TargetName = Annotated[
     str | None,

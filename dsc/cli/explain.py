@@ -103,19 +103,19 @@ def print_summary(session: Session, every: Sequence[Launch], count: int, out: Co
     alike = summary.alike(every)
     if every:
         by_time = summary.top(alike, lambda a: a.seconds, count)
-        out.print(launch_table("What takes longest", by_time, whole, wide))
+        section("What takes longest", launch_table(by_time, whole, wide), out)
         by_bytes = summary.top(alike, lambda a: a.bytes, count)
-        out.print(launch_table("What moves most", by_bytes, whole, wide))
+        section("What moves most", launch_table(by_bytes, whole, wide), out)
     print_saved(session, count, wide, out)
     print_fallbacks(session, every, count, whole, out)
 
 
-def launch_table(title: str, rows: Sequence[Alike], whole: float, wide: bool) -> Table:
+def launch_table(rows: Sequence[Alike], whole: float, wide: bool) -> Table:
     from rich.text import Text
 
     from dsc.debug import units
 
-    out = table(title, ("what", "node"), ("graph", "runs", "time", "step", "moved", "FLOP", "bound"), wide)
+    out = table(("what", "node"), ("graph", "runs", "time", "step", "moved", "FLOP", "bound"), wide)
     for a in rows:
         cells = [SHORT.get(a.graph, a.graph), f"{a.count}", units.seconds(a.seconds), units.percent(a.seconds, whole)]
         cells += [units.nbytes(a.bytes), units.flops(a.flops), a.bound]
@@ -137,7 +137,7 @@ def print_saved(session: Session, count: int, wide: bool, out: Console) -> None:
         f"Saved for the backward: {units.nbytes(sum(s.bytes for s in computed))} in {units.plural(len(computed), 'value')}, "
         f"and {held} of inputs and weights that live anyway"
     )
-    made = table(title, ("node", "type", "why"), ("bytes",), wide)
+    made = table(("node", "type", "why"), ("bytes",), wide)
     for s in computed[:count]:
         made.add_row(
             s.node,
@@ -149,7 +149,7 @@ def print_saved(session: Session, count: int, wide: bool, out: Console) -> None:
     if len(computed) > count:
         rest = computed[count:]
         made.add_row(f"{len(rest)} more", "", "", units.nbytes(sum(s.bytes for s in rest)))
-    out.print(made)
+    section(title, made, out)
 
 
 def print_fallbacks(session: Session, every: Sequence[Launch], count: int, whole: float, out: Console) -> None:
@@ -161,7 +161,7 @@ def print_fallbacks(session: Session, every: Sequence[Launch], count: int, whole
     found = summary.fallbacks(session, every)
     if found:
         title = f"Left to ATen: {units.percent(sum(f.seconds for f in found), whole)} of the step"
-        made = table(title, ("operator", "why"), ("calls", "time", "step", "moved"), False)
+        made = table(("operator", "why"), ("calls", "time", "step", "moved"), False)
         for f in found[:count]:
             cells = f"{f.count}", units.seconds(f.seconds), units.percent(f.seconds, whole), units.nbytes(f.bytes)
             made.add_row(Text(f.op), Text(f.why), *cells)
@@ -171,18 +171,26 @@ def print_fallbacks(session: Session, every: Sequence[Launch], count: int, whole
             moved = units.nbytes(sum(f.bytes for f in rest))
             cells = f"{calls}", units.seconds(seconds), units.percent(seconds, whole), moved
             made.add_row(f"{len(rest)} more", "", *cells)
-        out.print(made)
+        section(title, made, out)
     for group, reason in summary.refused(session):
         out.print(Text(f"Group {group} became no kernel: {reason}", style="yellow"), soft_wrap=True)
     print_left(session, out)
 
 
-def table(title: str, words: Sequence[str], numbers: Sequence[str], wide: bool) -> Table:
+def section(title: str, made: Table, out: Console) -> None:
+    """A title that no narrow table folds."""
+    from rich.text import Text
+
+    out.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+    out.print(made)
+
+
+def table(words: Sequence[str], numbers: Sequence[str], wide: bool) -> Table:
     """Words to the left and folded, numbers to the right and whole."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
     made.padding = (0, 1) if wide else (0, 0)
     for name in words:
         made.add_column(name, overflow="fold")

@@ -12,12 +12,13 @@ from dsc.cli.show import GraphName, RegionNumber, Source
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from dsc.debug.check import Compared
 
 Passes = Annotated[
     str | None,
-    typer.Option("--passes", "-p", metavar="PIPELINE", help="Such as 'canonicalize,fuse{max_nodes=4}'; or default."),
+    typer.Option("--passes", "-p", metavar="PIPELINE", help="Such as 'default,fuse{max_nodes=4}'."),
 ]
 StopAfter = Annotated[str | None, typer.Option("--stop-after", metavar="PASS", help="Run no pass after this one.")]
 Disable = Annotated[list[str] | None, typer.Option("--disable", metavar="PASS", help="Leave this pass out.")]
@@ -82,9 +83,20 @@ def opt(
                 out.print()
             print_graph(p, len(session.regions) > 1, source, out)
         if run:
+            out.print(verdict(compared), soft_wrap=True)
             out.print(comparison(compared))
     if not check.agree(compared):
         raise typer.Exit(FAILED)
+
+
+def verdict(every: Sequence[Compared]) -> Text:
+    """In one line."""
+    from rich.text import Text
+
+    wrong = sum(not c.agrees for c in every)
+    if wrong:
+        return Text(f"\n{wrong} of {len(every)} results and gradients differ from eager's:", style="red")
+    return Text(f"\nAll {len(every)} results and gradients agree with eager's; the furthest off:", style="green")
 
 
 def comparison(every: Sequence[Compared]) -> Table:
@@ -95,12 +107,7 @@ def comparison(every: Sequence[Compared]) -> Table:
 
     wrong = [c for c in every if not c.agrees]
     worst = sorted(every, key=lambda c: c.ours / c.allowed if c.allowed else 0.0, reverse=True)[:5]
-    title = (
-        f"{len(wrong)} of {len(every)} results and gradients differ from eager's"
-        if wrong
-        else f"All {len(every)} results and gradients agree with eager's; the furthest off:"
-    )
-    out = Table(box=SIMPLE_HEAD, title=Text(title, style="red" if wrong else "green"), title_justify="left")
+    out = Table(box=SIMPLE_HEAD)
     out.add_column("", overflow="fold")
     for name in ("off by", "eager", "allowed"):
         out.add_column(name, justify="right", no_wrap=True)
