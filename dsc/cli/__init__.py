@@ -8,6 +8,7 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"The dsc command needs {error.name}: pip install 'dsc-compiler[cli]'") from None
 
+from dsc.cli import bisect as bisect
 from dsc.cli import cache as cache
 from dsc.cli import compile as compile
 from dsc.cli import demo as demo
@@ -19,6 +20,7 @@ from dsc.cli import kernels as kernels
 from dsc.cli import ops as ops
 from dsc.cli import opt as opt
 from dsc.cli import passes as passes
+from dsc.cli import reduce as reduce
 from dsc.cli import replay as replay
 from dsc.cli import show as show
 from dsc.cli import trace as trace

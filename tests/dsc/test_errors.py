@@ -114,6 +114,10 @@ CASES = [
         "m.py:Net does not run on these inputs: ValueError: no; check the model and --input.",
     ),
     (
+        errors.NotReduced("gpt", "no pass changes its results"),
+        "Nothing can be cut out of gpt: no pass changes its results; dsc bisect says what is known.",
+    ),
+    (
         errors.CpuOnly("mkldnn.linear", "linear_1", "cuda"),
         "The model cannot be planned for cuda from here: node 'linear_1' calls mkldnn.linear, which only CPUs have; "
         "trace it on a machine with that device, or write that part in other operators.",
