@@ -437,3 +437,13 @@ class Unsaveable(DscError):
         return (
             f"{self.model} cannot be saved: {self.reason}; compile it where it runs, by torch.compile(backend='dsc')."
         )
+
+
+@dataclass(eq=False, repr=False)
+class TritonMissing(DscError):
+    """Kernels for a GPU are wanted, and Triton is not installed."""
+
+    module: str
+
+    def __str__(self) -> str:
+        return f"Kernels for GPUs need {self.module}, which is not installed: pip install triton (Linux only)."

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from dsc import errors
-from dsc.codegen import build, cpp, triton, triton_plan, triton_run
+from dsc.codegen import build, cpp, triton, triton_plan
 from dsc.codegen.kernel import Call, Kernel
 from dsc.options import Options, default_cache_dir
 from dsc.program import Program
@@ -89,7 +89,15 @@ def cpp_launch(run: Callable[[object, object], int], sequence: Sequence[Call]) -
 
 
 def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]], on_gpu: bool) -> list[Launch]:
-    """On CPU tensors through Triton's interpreter: slow, to check kernels."""
+    """On CPU tensors through Triton's interpreter: slow, to check kernels.
+
+    Raises:
+        TritonMissing: it is not installed.
+    """
+    try:
+        from dsc.codegen import triton_run
+    except ModuleNotFoundError as why:
+        raise errors.TritonMissing(str(why.name)) from why
     prepared = {}
     for k in kernels:
         make = triton_run.compiled if on_gpu else triton_run.interpreted

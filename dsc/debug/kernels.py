@@ -6,18 +6,22 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
-from dsc import bind, blame, text
+from dsc import bind, blame, errors, text
 from dsc.codegen import cpp, triton, triton_plan
-from dsc.codegen.cubin import KernelFacts, inspect, triton_cache
 from dsc.codegen.kernel import NBYTES, Kernel
 from dsc.codegen.triton import Schedule
 from dsc.compilation import Compilation
 from dsc.debug.capture import Session
 from dsc.notes import notes
 from dsc.torch_shim import optimization_hint
+
+if TYPE_CHECKING:
+    from dsc.codegen.cubin import KernelFacts
 
 CAPABILITIES = (80, 90)
 FEW = 4
@@ -105,7 +109,10 @@ def facts_of(
 
     Raises:
         CodegenFailed: a kernel that Triton refuses.
+        TritonMissing: it is not installed.
     """
+    if find_spec("triton") is None:
+        raise errors.TritonMissing("triton")
     jobs = [(k, c) for k in kernels if k.schedule is not None for c in capabilities]
     out: dict[tuple[str, int], KernelFacts] = {}
     if len(jobs) <= FEW or parallel < 2:
@@ -127,5 +134,7 @@ def facts_of(
 
 
 def _inspect(k: Listed, capability: int, cache: str | None) -> KernelFacts:
+    from dsc.codegen.cubin import inspect, triton_cache
+
     with triton_cache(cache):
         return inspect(k.kernel, k.schedule, capability, divisible=k.divisible)

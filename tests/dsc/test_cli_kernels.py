@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -108,3 +110,22 @@ def test_processes_find_what_one_finds() -> None:
     apart = facts_of(kernels, (80,), parallel=2, done=lambda: ticks.append(1))
     assert apart == facts_of(kernels, (80,), parallel=1)
     assert len(ticks) == len(apart) == len(kernels) > FEW
+
+
+def test_without_triton() -> None:
+    """Kernels in C++ need none; for a GPU there is one sentence."""
+    script = """
+import sys
+
+sys.modules["triton"] = None
+import dsc.debug.kernels as kernels, dsc.kernels
+kernels.find_spec = lambda name: None
+from dsc.errors import TritonMissing
+for call in (lambda: kernels.facts_of([]), lambda: dsc.kernels.triton_launches([], [], True)):
+    try:
+        call()
+    except TritonMissing as sentence:
+        print(sentence)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.count("Kernels for GPUs need triton, which is not installed") == 2

@@ -26,6 +26,10 @@ CASES = [
         errors.Unsaveable("net", "its sizes are symbols"),
         "net cannot be saved: its sizes are symbols; compile it where it runs, by torch.compile(backend='dsc').",
     ),
+    (
+        errors.TritonMissing("triton"),
+        "Kernels for GPUs need triton, which is not installed: pip install triton (Linux only).",
+    ),
     (errors.UnknownPass("fus", ("fuse",)), "'fus' is not a pass; did you mean 'fuse'?"),
     (errors.BadPassOrder("a", "needs 'group'", "move it after 'b'"), "Pass 'a' needs 'group'; move it after 'b'."),
     (
