@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Passes = Annotated[
     str | None,
-    typer.Option("--passes", "-p", metavar="PIPELINE", help="Such as 'default,fuse{max_nodes=4}'."),
+    typer.Option("--passes", "-p", metavar="PIPELINE", help="Such as 'recompute,fuse{max_nodes=4}'."),
 ]
 StopAfter = Annotated[str | None, typer.Option("--stop-after", metavar="PASS", help="Run no pass after this one.")]
 Disable = Annotated[list[str] | None, typer.Option("--disable", metavar="PASS", help="Leave this pass out.")]
