@@ -67,7 +67,7 @@ def graph(
     kind = output.suffix.lower()
     if kind not in FORMATS:
         fail(
-            f"A graph cannot be written as {output.suffix or output.name!r}; use one of {', '.join(FORMATS)}.",
+            f"A graph cannot be written as {output.suffix or output.name}; use one of {', '.join(FORMATS)}.",
             BAD_INPUT,
         )
     files.check(kind)

@@ -315,7 +315,7 @@ def test_onnx_of_what_it_has_no_operator_for_is_legal_and_says_so() -> None:
     s = capture(Model("dropout", torch.nn.Dropout(0.5), (torch.ones(4, 4, requires_grad=True),)))
     model = dump.model(s, s.regions[0], s.regions[0].of("forward")[-1])
     onnx.checker.check_model(model)
-    assert dump.opaque(model) == ["native_dropout.default"]
+    assert dump.opaque(model) == ["bernoulli.p"]
 
 
 def test_onnx_of_a_gpu_plan_is_legal() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,15 @@ def test_a_model_that_computes_nothing_has_a_report() -> None:
 
     d = data.of_session(capture(Model("nothing", torch.nn.Identity(), (torch.ones(2),))))
     assert d["kernels"] == d["launches"] == []
+
+
+def test_the_files_of_the_page_are_shipped() -> None:
+    root = Path(__file__).parents[2]
+    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for package in ("dsc.debug.dump", "dsc.debug.report"):
+        folder = root / package.replace(".", "/")
+        files = {f for f in folder.rglob("*") if f.suffix in (".css", ".js", ".html")}
+        assert files == {f for pattern in shipped[package] for f in folder.glob(pattern)}
 
 
 # --- the browser

@@ -144,7 +144,7 @@ def _merge_outside(picture: Picture, drawn: set[str]) -> Picture:
         to[b.id] = stands.id
         counts[stands.id] = counts.get(stands.id, 0) + b.count
     boxes = [replace(b, count=counts.get(b.id, b.count)) for b in picture.boxes if to.get(b.id, b.id) == b.id]
-    wires = {}
+    wires: dict[tuple[str, str], Wire] = {}
     for w in picture.wires:
         end = to.get(w.source, w.source), to.get(w.target, w.target)
         wires.setdefault(end, replace(w, source=end[0], target=end[1]))

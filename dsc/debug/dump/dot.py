@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from dsc.debug.dump.clusters import By, Cluster, tree
 from dsc.debug.dump.layout import BOX_HEIGHT, LABEL_HEIGHT, Frame, Layout, Line, Placed, Point, box_width, label
@@ -134,7 +135,7 @@ def _sized(c: Cluster, readers: set[str], numbers: dict[str, Cluster]) -> list[s
     return out
 
 
-def _run(dot: str) -> dict[str, object] | object:
+def _run(dot: str) -> dict[str, Any]:
     program = shutil.which("dot")
     if program is None:
         raise NoGraphviz("Graphviz is not installed; install it, or leave --layout out.")
@@ -146,7 +147,8 @@ def _run(dot: str) -> dict[str, object] | object:
         raise NoGraphviz(f"Graphviz took more than {SECONDS:.0f} s on this graph; use --layout dsc.") from None
     except (OSError, subprocess.CalledProcessError) as why:
         raise NoGraphviz(f"Graphviz failed on this graph ({why}); use --layout dsc.") from why
-    return json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def _points(spline: str, top: float) -> list[Point]:

@@ -170,8 +170,8 @@ def _level(cluster: Cluster, crossing: Mapping[str, Mapping[tuple[str, str, str]
     for name, level in inner.items():
         add(name, Item(level.width, level.height))
     keys = list(crossing.get(cluster.id, {}))
-    for a, b, value in keys:
-        for name, side in ((a, -1), (b, 1)):
+    for source, target, value in keys:
+        for name, side in ((source, -1), (target, 1)):
             if name == f"{'in' if side < 0 else 'out'} {value}" and name not in index:
                 add(name, Item(layered.POINT, 0.0, side))
 
@@ -216,8 +216,8 @@ def _collect(
     for inner in level.levels:
         cx, by = level.layers.at[level.items[inner.cluster.id]]
         _collect(inner, left + cx - inner.width / 2, top + by, depth + 1, boxes, frames, segments, readers)
-    for (a, b, value), i in level.edges.items():
-        segments[c.id, a, b, value] = [(left + px, top + py) for px, py in level.layers.paths[i]]
+    for (source, target, value), i in level.edges.items():
+        segments[c.id, source, target, value] = [(left + px, top + py) for px, py in level.layers.paths[i]]
 
 
 def _joined(

@@ -173,13 +173,14 @@ def named(w: Writer, n: Node, made: Values) -> Values:
 
 def write_node(w: Writer, gm: GraphModule, n: Node, depth: int) -> Values:
     """By rule, by decomposition, or as an opaque node."""
-    from dsc.debug.dump.onnx_rules import RULES
+    from dsc.debug.dump.onnx_table import RULES
 
     if n.op == "get_attr":
         return attribute(w, gm, n)
     if ops.name_of(n) == "getitem":
-        found = w.values.get(n.args[0]) if isinstance(n.args[0], Node) else None
-        return found[int(n.args[1])] if isinstance(found, list) else None  # type: ignore[call-overload]
+        source, place = n.args
+        found = w.values.get(source) if isinstance(source, Node) else None
+        return found[place] if isinstance(found, list) and isinstance(place, int) else None
     if ops.name_of(n) in RULES:
         mark = len(w.nodes), len(w.initializers)
         try:
