@@ -20,13 +20,13 @@ from dsc.debug.source import Model
 from dsc.models import bert, convnet, gpt, llama, moe, resnet, vit, zoo
 
 MODELS = {
-    "gpt": zoo.gpt_entry("gpt", "", gpt.Config(layers=2), batch=4),
-    "llama": zoo.llama_entry("llama", "", llama.Config(layers=2), batch=4),
-    "bert": zoo.bert_entry("bert", "", bert.Config(layers=2), batch=4),
-    "vit": zoo.vit_entry("vit", "", vit.Config(layers=2), batch=4),
+    "gpt": zoo.gpt_entry("gpt", "", gpt.Config(layers=2), batch=2),
+    "llama": zoo.llama_entry("llama", "", llama.Config(layers=2), batch=2),
+    "bert": zoo.bert_entry("bert", "", bert.Config(layers=2), batch=2),
+    "vit": zoo.vit_entry("vit", "", vit.Config(layers=2), batch=2),
     "resnet": zoo.resnet_entry("resnet", "", resnet.Config(blocks=(1, 1, 1, 1)), size=96, batch=4),
-    "moe": zoo.moe_entry("moe", "", moe.Config(layers=1), batch=4),
-    "convnet": zoo.convnet_entry("convnet", "", convnet.Config(), size=64, batch=16),
+    "moe": zoo.moe_entry("moe", "", moe.Config(layers=1), batch=2),
+    "convnet": zoo.convnet_entry("convnet", "", convnet.Config(), size=64, batch=8),
 }
 SHARE = 0.06
 """Of a kernel's traffic, from which on the width of an access matters."""
