@@ -75,6 +75,15 @@ if not TYPE_CHECKING:  # or a checker would accept any name
         raise ImportError(f"torch {torch.__version__} has no {name!r}; install a torch from 2.11 to 2.15.")
 
 
+def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModule:
+    """A module of the graph whose code is generated only if it is called."""
+    try:
+        from torch.fx._lazy_graph_module import _LazyGraphModule
+    except ImportError:
+        return GraphModule(root, graph)
+    return _LazyGraphModule(root, graph)
+
+
 def sym_expr(x: int | torch.SymInt) -> int | sympy.Expr:
     """A size as a number or a sympy expression of size symbols.  Adds no guard."""
     if isinstance(x, int):

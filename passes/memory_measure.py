@@ -9,10 +9,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from dsc import cost, liveness, ops
 from dsc.passes.fuse import Fuse
-from dsc.passes.memory_problem import Extracted, makes
+from dsc.passes.memory_problem import Extracted, call_again, is_dropped, makes
 from dsc.passes.solve.activations import Stretch
 from dsc.steps import steps, storage_of
 from dsc.target import Target
+from dsc.torch_shim import lazy_graph_module
 
 
 def measure(
@@ -84,10 +85,13 @@ def stretch(found: Extracted, script: Sequence[int], results: Collection[int]) -
     marker = graph.call_function(torch.ops.aten.sym_size.int)
     first = marker
     for n in wanted:
-        new = graph.node_copy(n, operand)
+        first_run = not is_dropped(n) or ops.operand(n, 0) in wanted
+        new = graph.node_copy(n, operand) if first_run else call_again(graph, n, operand)
+        if not makes(n, found.root) or not isinstance(ops.value(n), torch.Tensor):
+            held[n] = new
         for m in makes(n, found.root):
             held[m] = new if m is n else graph.node_copy(m, lambda _, new=new: new)  # type: ignore[misc]
     graph.erase_node(marker)
     kept = [held[found.values[v]] for v in results if found.values[v] in inside]
     graph.output(tuple(kept))
-    return GraphModule(torch.nn.Module(), graph)
+    return lazy_graph_module(torch.nn.Module(), graph)

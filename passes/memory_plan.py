@@ -10,10 +10,9 @@ from torch.fx import GraphModule
 
 from dsc import cost, liveness
 from dsc.liveness import Profile
-from dsc.partition import partition
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
-from dsc.passes.memory_apply import rebuilt
+from dsc.passes.memory_apply import halves
 from dsc.passes.memory_measure import measure
 from dsc.passes.memory_problem import Extracted
 from dsc.passes.solve import blocks, chain, rotor, schedule
@@ -67,7 +66,9 @@ class Search:
         self.chain = chain.find(problem)
         self.kinds = self.chain.kinds
         self.measured: set[tuple[int, frozenset[int]]] = set()
-        self.default = self.run("default", schedule.from_saved(problem, set(problem.default | self.must())))
+        self.default = self.run(
+            "default", schedule.from_saved(problem, set(problem.default - problem.barred) | self.must())
+        )
         self._options: dict[int, list[Choice]] | None = None
         self._table: Table | None = None
 
@@ -85,18 +86,13 @@ class Search:
 
     def run(self, origin: str, plan: Schedule) -> Program:
         """The program of a schedule: split, fused, with the bytes alive at each of its steps."""
-        gm = self.apply(plan)
-        forward, backward = partition(gm, (), num_fwd_outputs=self.found.results, static_lifetime_input_indices=[])
-        saved = liveness.saved_places(forward, backward)
+        script = [self.found.nodes[o] for o in plan.script]
+        forward, backward, saved = halves(self.gm, self.found, script)
         for graph in (forward, backward):
             for p in (Canonicalize(), Fuse()) if self.fused else ():
                 p.run(graph, self.target)
         seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
         return Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
-
-    def apply(self, plan: Schedule) -> GraphModule:
-        found = self.found
-        return rebuilt(self.gm, found, [found.values[v] for v in plan.saved], [found.nodes[o] for o in plan.script])
 
     # --- the chain -----------------------------------------------------------------------------------------------------
 

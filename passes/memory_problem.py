@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dsc import cost, domain, liveness, ops
@@ -45,7 +45,7 @@ class Extracted:
 
 def extract(gm: GraphModule, target: Target, fused: bool = True) -> Extracted:
     """The problem of a joint graph, and which node is what in it."""
-    joint = recompute.read(gm)
+    joint = with_epilogue(recompute.read(gm))
     root: dict[Node, Node] = {}
     for n in joint.forward.values():
         root[n] = _root(n, root) if joint.root[n] is not n or _is_alias(n) else n
@@ -78,6 +78,23 @@ def extract(gm: GraphModule, target: Target, fused: bool = True) -> Extracted:
     return Extracted(problem, joint, tuple(calls), tuple(values), count, root)
 
 
+def with_epilogue(joint: Joint) -> Joint:
+    """Writes to inputs that stand behind the backward but read only what the forward makes belong to the forward."""
+    late = {
+        n.name: n
+        for n in joint.backward
+        if n.op == "call_function" and ops.mutated(n) and not any(a in joint.backward for a in n.all_input_nodes)
+    }
+    if not late:
+        return joint
+    return replace(
+        joint,
+        forward={**joint.forward, **late},
+        backward={n: level for n, level in joint.backward.items() if n.name not in late},
+        root={**joint.root, **{n: n for n in late.values()}},
+    )
+
+
 def default(gm: GraphModule, joint: Joint) -> mincut.Plan:
     """What is saved without a budget."""
     return mincut.solve(recompute.extract(gm, joint))
@@ -86,13 +103,15 @@ def default(gm: GraphModule, joint: Joint) -> mincut.Plan:
 def why_not_again(node: Node, joint: Joint) -> str | None:
     """Why a forward call must not run twice; None if it may.
 
-    1. Random numbers are drawn once: the mask is saved.  Attention without dropout draws none, whatever its tag says.
+    1. Random numbers are drawn once: the mask is saved, from which the result of a dropout can be had again.  Attention without dropout draws none, whatever its tag says.
     2. Collectives, calls that write to an operand, and calls with effects run once.
     3. Operators of other libraries promise nothing; higher-order calls hide a graph.
     4. Sizes that the data decide, and sums whose order CUDA does not fix, may come out otherwise.
     5. What reads an input that the graph writes would read what was written.
     """
     target = node.target
+    if is_dropped(node):
+        return None
     if not isinstance(target, OpOverload):
         return "a call that hides a graph"
     kind = ops.info(node).kind
@@ -114,7 +133,11 @@ def why_not_again(node: Node, joint: Joint) -> str | None:
 
 
 def inputs_again(node: Node) -> list[Node]:
-    """What a call reads when it runs again: a batch norm in training needs no running statistics (see ``apply``)."""
+    """What a call reads when it runs again (see ``call_again``)."""
+    if is_dropped(node):
+        dropout = ops.operand(node, 0)
+        mask = mask_of(dropout)
+        return [ops.operand(dropout, 0)] + ([mask] if mask is not None else [])
     unused = {a for a in node.args[3:5] if isinstance(a, Node)} if is_training_norm(node) else set()
     return [a for a in node.all_input_nodes if a not in unused]
 
@@ -146,10 +169,47 @@ def is_transparent(node: Node) -> bool:
     return node.op == "call_function" and (ops.is_view(node) or ops.is_split(node))
 
 
+def is_dropped(node: Node) -> bool:
+    """The result of a dropout whose mask is a value of its own: from that it can be computed again, with no new draw."""
+    if ops.info(node).kind != "item" or node.args[1] != 0 or not isinstance(node.args[0], Node):
+        return False
+    dropout = node.args[0]
+    if ops.name_of(dropout) != "native_dropout.default" or mask_of(dropout) is None:
+        return False
+    return dropout.args[2] is True and isinstance(dropout.args[1], float) and 0 < dropout.args[1] < 1
+
+
+def mask_of(dropout: Node) -> Node | None:
+    return next((u for u in dropout.users if u.args[1] == 1), None)
+
+
+def call_again(graph: Graph, node: Node, where: Callable[[Node], Node]) -> Node:
+    """The copy of a call that runs again, with its operands as ``where`` gives them.
+
+    1. A batch norm in training: nobody reads its new statistics, and its weight stands in for the old ones.
+    2. The result of a dropout is what its backward would make of the input: ``x * mask / (1 - p)``.
+    """
+    if is_training_norm(node):
+        weight = node.args[1]
+        return graph.node_copy(node, lambda a: where(weight if a in node.args[3:5] else a))  # type: ignore[arg-type]
+    if not is_dropped(node):
+        return graph.node_copy(node, where)
+    dropout = ops.operand(node, 0)
+    mask, p = mask_of(dropout), dropout.args[1]
+    assert mask is not None and isinstance(p, float)
+    operands = (where(ops.operand(dropout, 0)), where(mask), 1.0 / (1.0 - p))
+    new = graph.call_function(torch.ops.aten.native_dropout_backward.default, operands)
+    new.meta = {**node.meta}
+    new.meta.pop("dsc", None)
+    return new
+
+
 def is_call(node: Node, root: Mapping[Node, Node]) -> bool:
     """Whether a node is an operator of the problem: it makes tensors, or has an effect."""
-    if node.op != "call_function" or ops.info(node).kind == "item":
+    if node.op != "call_function":
         return False
+    if ops.info(node).kind == "item":
+        return is_dropped(node)
     if is_transparent(node):
         return root.get(node) is node
     return isinstance(ops.value(node), (torch.Tensor, tuple, list)) or has_effect(node)
@@ -159,7 +219,8 @@ def makes(node: Node, root: Mapping[Node, Node]) -> list[Node]:
     """The values that a call makes."""
     if isinstance(ops.value(node), torch.Tensor):
         return [node] if root.get(node) is node else []
-    return [u for u in node.users if ops.info(u).kind == "item" and isinstance(ops.value(u), torch.Tensor)]
+    items = [u for u in node.users if ops.info(u).kind == "item" and isinstance(ops.value(u), torch.Tensor)]
+    return [u for u in items if not is_dropped(u)]
 
 
 def _root(n: Node, root: Mapping[Node, Node]) -> Node:
@@ -209,13 +270,13 @@ def _op(
     n: Node, joint: Joint, root: Mapping[Node, Node], number: Mapping[Node, int], target: Target, fused: bool
 ) -> Op:
     reads: dict[int, int] = {}
-    again = inputs_again(n)
-    for a in ops.tensor_operands(n):
-        if a in again and (v := number.get(root.get(a, a))) is not None:
+    for a in inputs_again(n):
+        if isinstance(ops.value(a), torch.Tensor) and (v := number.get(root.get(a, a))) is not None:
             reads[v] = max(reads.get(v, 0), cost.touched(n, a))
     forward = n.name in joint.forward and joint.forward[n.name] is n
-    fuses = fused and (ops.why_not_fused(n) is None or is_transparent(n))
-    space = domain.of(n) if fuses and not is_transparent(n) else None
+    plain = is_transparent(n) or is_dropped(n)
+    fuses = fused and (plain or ops.why_not_fused(n) is None)
+    space = domain.of(n) if fuses and not plain else None
     reduces = space is not None and space.reduces
     return Op(
         n.name,

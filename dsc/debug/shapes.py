@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
-from dsc import sdpa
+from dsc import retarget, sdpa
 from dsc.errors import Untraceable
 from dsc.torch_shim import FakeTensorMode, aot_function, default_partition
 
@@ -45,7 +45,7 @@ def joint(
 ) -> Joint:
     """Trace forward and backward of ``build()(*draw())``, a scalar loss, with parameters and buffers in ``dtype``.
 
-    ``cuda``: attention as on a GPU.  The graph's device is the CPU in any case, its bytes are those of the target.
+    ``cuda``: as it would be traced on a GPU, with the attention kernels that torch chooses there.
 
     Raises:
         Untraceable: the model asks for values, or draws tensors in a way that shapes alone cannot follow.
@@ -76,6 +76,8 @@ def joint(
     except Exception as why:
         reason = f"{type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''}"
         raise Untraceable("The model", reason, "trace it on real tensors of a smaller size instead") from why
+    if cuda:
+        retarget.to_device(found["gm"], torch.device("cuda"))
     return Joint(found["gm"], found["results"], len(names))
 
 

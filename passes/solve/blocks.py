@@ -53,7 +53,7 @@ def choices(problem: Problem, chain: Chain, k: int) -> tuple[Choice, ...]:
     required = {v for o in block.backward for v, _ in problem.ops[o].reads if v in set(inside)} - free
     must = {v for v in required if not problem.ops[problem.values[v].maker].again or v in problem.pinned}
     cut = Cut(problem, block.forward, required, free, must)
-    proposals = {frozenset(must), frozenset(problem.default & set(inside) - free | must)}
+    proposals = {frozenset(must), frozenset((problem.default - problem.barred) & set(inside) - free | must)}
     for share in FUSED:
         for price in np.geomspace(2e-14, 1e-8, PRICES):
             proposals.add(cut.solve(price, share))
