@@ -17,6 +17,7 @@ from dsc.cli import doctor as doctor
 from dsc.cli import explain as explain
 from dsc.cli import graph as graph
 from dsc.cli import kernels as kernels
+from dsc.cli import memory as memory
 from dsc.cli import ops as ops
 from dsc.cli import opt as opt
 from dsc.cli import passes as passes
