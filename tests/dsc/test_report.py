@@ -171,7 +171,7 @@ def test_the_train_step_of_a_12_layer_gpt_opens_at_once(visit: Any) -> None:
     assert min(times) < QUICK
     v.key("2")
     assert v.page.locator(".canvas .layers").count() == 1, "12 layers, drawn once"
-    v.page.click("text=All layers")
+    v.page.click("button:has-text('All layers')")
     assert v.page.locator(".canvas .box").count() > 300
 
 
@@ -182,7 +182,7 @@ def test_no_name_of_the_user_runs(visit: Any) -> None:
     assert v.page.title() == f"{EVIL} for cpu"
     assert v.page.locator("h1").inner_text() == f"{EVIL} for cpu"
     v.key("2", "/")
-    v.page.fill("#main input[type=search]", "script")
+    v.page.fill(".graph input[type=search]", "script")
     assert v.page.locator(".canvas text", has_text=EVIL).count() > 0
     assert v.page.locator("main script, main img").count() == 0
     assert v.silent(), (v.said, v.asked)

@@ -138,7 +138,10 @@ function graphSection() {
       return;
     }
     for (const name of matches) boxOf(name).classList.add("match");
-    at = step && matches.length ? (Math.max(matches.indexOf(before), 0) + step + matches.length) % matches.length : 0;
+    const exact = matches.findIndex((name) => [name, g.boxes[name].op].some((x) => x.toLowerCase() === words));
+    const on = Math.max(matches.indexOf(before), 0);
+    if (!step) at = Math.max(exact, 0);
+    else at = selected === before ? (on + step + matches.length) % (matches.length || 1) : on;
     note.textContent = matches.length ? `${at + 1} of ${matches.length}` : "no match";
     if (matches.length && move) step ? select(matches[at]) : centre(matches[at]);
   }
