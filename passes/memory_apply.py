@@ -54,9 +54,9 @@ def _forward(gm: GraphModule, found: Extracted, results: Sequence[object]) -> Gr
     """The forward's nodes that lead to these results, or have an effect."""
     effects = {found.nodes[o] for o in found.problem.effects}
     wanted: set[Node] = {r for r in results if isinstance(r, Node)} | effects
-    for n in reversed(gm.graph.nodes):
-        if n in wanted:
-            wanted.update(n.all_input_nodes)
+    for late in reversed(list(gm.graph.nodes)):
+        if late in wanted:
+            wanted.update(late.all_input_nodes)
     graph = Graph()
     new: dict[Node, Node] = {}
     for n in gm.graph.nodes:
