@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import maximum_flow
 
 from dsc.passes.solve.activations import Problem, Stretch, just_in_time, needed, simulate
 from dsc.passes.solve.chain import Block, Chain
@@ -169,6 +167,9 @@ class Cut:
 
     def solve(self, price: float, fused: float) -> frozenset[int]:
         """Values to save at ``price`` seconds a byte."""
+        from scipy.sparse import coo_array  # costs as much as compiling a small graph, and only a budget needs it
+        from scipy.sparse.csgraph import maximum_flow
+
         capacity = self._capacity(price, fused)
         graph = coo_array((capacity, (self.heads, self.tails)), shape=(len(self.node), len(self.node))).tocsr()
         graph.sum_duplicates()
