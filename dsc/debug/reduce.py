@@ -3,7 +3,7 @@
 1. The nodes around the change, cut out of the graph before it: what they read becomes an input.  The neighbourhood
    grows until the step that is to blame, run on the cut alone, makes the same kind of difference.
 2. Nodes are taken away, many at a time at first (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating
-   failure-inducing input", 2002), each becoming an input, or nothing if nobody reads it; then results.
+   failure-inducing input", 2002), each becoming an input, or nothing if nobody reads it; and results.
 3. Inputs become seeded random numbers where the failure does not need their values, then sizes shrink.
 
 Every candidate is judged by running its own source through ``repro.check``, as the script will.
@@ -138,7 +138,7 @@ def _cut(case: Case, inside: set[Node]) -> Sketch | None:
     order = [n for n in case.before.graph.nodes if n in inside]
     read = {a for n in order for a in n.all_input_nodes if a not in inside}
     values = _values(case.before, case.inputs, read)
-    return sketch.of(order, values) if len(values) == len(read) else None
+    return sketch.of(order, values, case.graph == "joint") if len(values) == len(read) else None
 
 
 def _values(gm: GraphModule, inputs: Mapping[str, object], wanted: set[Node]) -> dict[Node, Any]:
@@ -172,9 +172,11 @@ def _with_fewer_nodes(start: Sketch, judge: Judge) -> Sketch:
         while size:
             at = 0
             while at < len(best.lines) and len(best.lines) > 1:
-                candidate = sketch.without(best, range(at, min(at + size, len(best.lines))))
-                if candidate is not None and judge(candidate) is not None:
-                    best, changed = candidate, True
+                gone = range(at, min(at + size, len(best.lines)))
+                tries = (sketch.without(best, gone, orphans) for orphans in (False, True))
+                found = next((c for c in tries if c is not None and judge(c) is not None), None)
+                if found is not None:
+                    best, changed = found, True
                 else:
                     at += size
             size //= 2

@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from dsc.debug import repro
+from dsc.debug.bisect.run import cone
 from dsc.torch_shim import OpOverload
 
 
@@ -79,8 +80,8 @@ class Sketch:
     inputs: tuple[Input, ...]
     lines: tuple[Line, ...]
     results: tuple[str, ...]
-    values: Mapping[str, Any]
-    """What each line gave in the whole graph, for lines that become inputs; only while nothing was resized."""
+    joint: bool = False
+    """What depends on tangents keeps a name that says so when it becomes an input: there the backward starts."""
 
     def source(self, name: str) -> str:
         body = [*(x.source() for x in self.lines), f"return ({', '.join(self.results)},)"]
@@ -115,7 +116,7 @@ def closed(nodes: set[Node]) -> set[Node]:
     return out
 
 
-def of(nodes: Sequence[Node], values: Mapping[Node, Any]) -> Sketch | None:
+def of(nodes: Sequence[Node], values: Mapping[Node, Any], joint: bool = False) -> Sketch | None:
     """Nodes in order, and the values of what they read from outside.  None where a tuple would have to be an input."""
     inside = set(nodes)
     if any(isinstance(v, (list, tuple)) for v in values.values()):
@@ -128,7 +129,12 @@ def of(nodes: Sequence[Node], values: Mapping[Node, Any]) -> Sketch | None:
     results = tuple(n.name for n in wanted if isinstance(n.meta.get("val"), torch.Tensor))
     if not results:
         return None
-    return Sketch(inputs, lines, results, {n.name: v for n, v in values.items()})
+    late = {n.name: f"tangents_{n.name}" for n in tensors if joint and n.op != "placeholder" and _is_late(n)}
+    return _with_names(Sketch(inputs, lines, results, joint), late)
+
+
+def _is_late(node: Node) -> bool:
+    return any("tangents" in n.name for n in cone([node]))
 
 
 def _input(name: str, value: torch.Tensor) -> Input:
@@ -163,8 +169,11 @@ def only(s: Sketch, results: tuple[str, ...]) -> Sketch:
     return _pruned(replace(s, results=results))
 
 
-def without(s: Sketch, at: Iterable[int]) -> Sketch | None:
-    """The lines taken away; what others read of them becomes an input.  None where no value of it is known."""
+def without(s: Sketch, at: Iterable[int], orphans: bool = False) -> Sketch | None:
+    """The lines taken away; what others read of them becomes an input.  None where that is no tensor.
+
+    ``orphans``: lines that nobody reads any more become results, instead of going too.
+    """
     gone = {s.lines[i].name for i in at}
     kept = tuple(x for x in s.lines if x.name not in gone)
     read = {r for x in kept for r in x.reads()}
@@ -172,14 +181,24 @@ def without(s: Sketch, at: Iterable[int]) -> Sketch | None:
     if len(values) < len(gone & read) or any(not isinstance(v, torch.Tensor) for v in values.values()):
         return None
     results = tuple(r for r in s.results if r not in gone)
-    if not results:
+    if orphans or not results:
         unread = [x.name for x in kept if not any(x.name in y.reads() for y in kept)]
-        results = tuple(n for n in unread if isinstance(_evaluated(s, {n}).get(n), torch.Tensor))
+        found = _evaluated(s, set(unread))
+        results = tuple(dict.fromkeys((*results, *(n for n in unread if isinstance(found[n], torch.Tensor)))))
     if not results:
         return None
-    return _pruned(
-        replace(s, inputs=(*s.inputs, *(_input(n, v) for n, v in values.items())), lines=kept, results=results)
-    )
+    inputs = (*s.inputs, *(_input(n, v) for n, v in values.items()))
+    late = {n: f"tangents_{n}" for n in values if n in _late(s)}
+    return _with_names(_pruned(replace(s, inputs=inputs, lines=kept, results=results)), late)
+
+
+def _late(s: Sketch) -> set[str]:
+    """Names whose values depend on tangents, in a joint graph."""
+    late = {x.name for x in s.inputs if s.joint and "tangents" in x.name}
+    for line in s.lines:
+        if not late.isdisjoint(line.reads()):
+            late.add(line.name)
+    return late
 
 
 def _evaluated(s: Sketch, names: set[str]) -> dict[str, Any]:
@@ -303,6 +322,11 @@ def renamed(s: Sketch) -> Sketch:
     for x in s.inputs:
         if "tangents" not in x.name:
             names[x.name] = next(c for c in letters if c not in taken)
+    return _with_names(s, names)
+
+
+def _with_names(s: Sketch, names: Mapping[str, str]) -> Sketch:
+    """Inputs by other names."""
     return replace(
         s,
         inputs=tuple(replace(x, name=names.get(x.name, x.name)) for x in s.inputs),

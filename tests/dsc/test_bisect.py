@@ -86,7 +86,7 @@ def test_the_twenty_are_twenty() -> None:
 # The script.
 
 
-@pytest.mark.parametrize("bug", [0, 4, 7, 8, 14])
+@pytest.mark.parametrize("bug", [0, 4, 7, 8, 9, 14])
 def test_a_mistake_is_cut_down_to_a_few_lines(bug: int, with_mistake: Callable[[int], Verdict]) -> None:
     small = reduce.reduce(with_mistake(bug), seconds=600)
     assert small.lines <= 15
