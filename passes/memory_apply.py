@@ -60,7 +60,8 @@ def _forward(gm: GraphModule, found: Extracted, results: Sequence[object]) -> Gr
     graph = Graph()
     new: dict[Node, Node] = {}
     for n in gm.graph.nodes:
-        if n.op != "output" and found.joint.forward.get(n.name) is n and (n in wanted or n.op == "placeholder"):
+        mine = n.name in found.joint.forward and found.joint.forward[n.name] is n
+        if n.op != "output" and mine and (n in wanted or n.op == "placeholder"):
             new[n] = graph.node_copy(n, new.__getitem__)
     graph.output(tuple(new[r] if isinstance(r, Node) else r for r in results))  # type: ignore[misc]
     return graph
