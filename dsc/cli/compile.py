@@ -10,7 +10,7 @@ import typer
 
 from dsc.cli.app import AsJson, Inference, Inputs, ModelName, TargetName, app, console, print_json
 from dsc.cli.app import progress as errors_console
-from dsc.cli.kernels import DType, Parallel, in_dtype
+from dsc.cli.kernels import DType, Parallel
 
 
 @app.command("compile")
@@ -33,7 +33,7 @@ def compile_model(
     from dsc.debug.saving import save
 
     start = time.perf_counter()
-    found = in_dtype(source.find(model, inputs or ()), dtype)
+    found = source.in_dtype(source.find(model, inputs or ()), dtype)
     session = capture(found, target or "cpu", training=not inference)
     count = len(listed(session)) if session.target.kind == "cuda" else 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -61,7 +61,6 @@ def graph(
     at in Netron and run where its operators allow.
     """
     from dsc.cli import source
-    from dsc.debug.capture import capture
     from dsc.debug.dump import files
 
     kind = output.suffix.lower()
@@ -71,7 +70,7 @@ def graph(
             BAD_INPUT,
         )
     files.check(kind)
-    session = capture(source.find(model, inputs or ()), target or "cpu", training=not inference)
+    session = source.captured(model, inputs, target, training=not inference)
     picked = chosen(session, after, graph, region)
     title = f"{session.model.name} for {session.target.name}: {picked.stage.graph} after {picked.stage.name}"
     content = files.content(kind, session, picked, title, expand, cluster, layout)

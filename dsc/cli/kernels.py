@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from dsc.codegen.cubin import KernelFacts
     from dsc.debug.kernels import Listed
-    from dsc.debug.source import Model
 
     Facts = Mapping[tuple[str, int], KernelFacts]
 
@@ -47,7 +46,6 @@ def kernels(
     GPU kernels are compiled for sm_80 and sm_90, on any machine.
     """
     from dsc.cli import source
-    from dsc.debug.capture import capture
     from dsc.debug.kernels import CAPABILITIES, listed
 
     if (ptx or sass) and name is None and not as_json:
@@ -55,8 +53,7 @@ def kernels(
             "--ptx and --sass print the code of single kernels: give a NAME too, as in: dsc kernels gpt gelu --ptx.",
             BAD_INPUT,
         )
-    found = in_dtype(source.find(model, inputs or ()), dtype)
-    session = capture(found, target or "cpu", training=not inference)
+    session = source.captured(model, inputs, target, training=not inference, dtype=dtype)
     everything = listed(session)
     chosen = [k for k in everything if name is None or name in k.title]
     if not chosen and name is not None:
@@ -78,21 +75,6 @@ def kernels(
         for k in chosen:
             show_kernel(out, k, facts, ptx, sass)
     out.print(table(f"{model} for {session.target.name}", chosen, facts))
-
-
-def in_dtype(model: Model, dtype: str | None) -> Model:
-    """The model with floating-point weights and inputs of ``dtype``."""
-    from dataclasses import replace
-
-    import torch
-
-    if dtype is None:
-        return model
-    known = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
-    if (wanted := known.get(dtype)) is None:
-        fail(f"{dtype!r} is not a dtype of floating-point numbers; use one of {', '.join(known)}.", BAD_INPUT)
-    args = tuple(a.to(wanted) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in model.args)
-    return replace(model, module=model.module.to(wanted), args=args)
 
 
 def compiled(chosen: Sequence[Listed], capabilities: Sequence[int], parallel: int) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,14 @@ def captured(
     *,
     training: bool = True,
     options: Options | None = None,
+    dtype: str | None = None,
 ) -> Session:
     """What became of the model ``spec`` on ``target``, or what a trace of such a compilation recorded.
 
     Raises:
         UnknownModel, BadModel, BadInput, ModelFailed: of the model.
         BadTrace: no trace can be read.
-        BadModel, BadOption: passes, a target or inputs for a trace, which has its own.
+        BadModel, BadOption: passes, a target, inputs or a dtype for a trace, which has its own.
     """
     if is_trace(spec):
         from dsc.debug import trace
@@ -84,10 +86,29 @@ def captured(
             )
         if inputs:
             raise BadOption("--input", " ".join(inputs), f"none: {spec} holds what was recorded")
+        if dtype is not None:
+            raise BadOption("--dtype", dtype, f"none: {spec} holds what was recorded")
         return session
     from dsc.debug.capture import capture
 
-    return capture(find(spec, inputs or ()), target or "cpu", options, training=training)
+    return capture(in_dtype(find(spec, inputs or ()), dtype), target or "cpu", options, training=training)
+
+
+def in_dtype(model: Model, dtype: str | None) -> Model:
+    """The model with floating-point weights and inputs of ``dtype``: f64, f32, bf16 or f16; None leaves them.
+
+    Raises:
+        BadOption: another name.
+    """
+    if dtype is None:
+        return model
+    import torch
+
+    known = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
+    if (wanted := known.get(dtype)) is None:
+        raise BadOption("--dtype", dtype, f"a dtype of floating-point numbers: {', '.join(known)}")
+    args = tuple(a.to(wanted) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in model.args)
+    return replace(model, module=model.module.to(wanted), args=args)
 
 
 def is_trace(spec: str) -> bool:

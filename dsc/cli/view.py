@@ -26,11 +26,10 @@ def view(
     The page is one file that needs no network.  Keys: 1 to 6 choose a tab, / searches, arrows move, Esc closes.
     """
     from dsc.cli import source
-    from dsc.debug.capture import capture
     from dsc.debug.dump import files
     from dsc.debug.report import page
 
-    session = capture(source.find(model, inputs or ()), target or "cpu", training=not inference)
+    session = source.captured(model, inputs, target, training=not inference)
     text = page.whole(session)
     files.write(output, text)
     if as_json:

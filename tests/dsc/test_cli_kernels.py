@@ -95,7 +95,10 @@ def test_cpp() -> None:
         ),
         (("mlp-tiny", "--ptx"), "give a NAME too"),
         (("mlp-tiny", "softmax", "--sass"), "need a GPU target: add --target h100"),
-        (("mlp-tiny", "--dtype", "int7"), "'int7' is not a dtype of floating-point numbers; use one of bf16"),
+        (
+            ("mlp-tiny", "--dtype", "int7"),
+            "Option '--dtype' cannot be 'int7'; give a dtype of floating-point numbers: bf16",
+        ),
         (("mlp-tiny", "--target", "h101"), "did you mean 'h100'?"),
     ],
 )

@@ -366,6 +366,21 @@ def test_command_trace_records_for_machines_that_are_not_here(tmp_path: Path) ->
     assert shown.exit_code == 0 and "primals_1: i64[2,16]@cuda" in shown.output
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("kernels",), ("graph", "--graph", "backward", "-o", "graph.svg"), ("view", "-o", "report.html")],
+    ids=lambda c: c[0],
+)
+def test_commands_that_draw_take_a_trace(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, [command[0], str(two), *command[1:]])
+    assert result.exit_code == 0, result.output
+    shown = result.output + "".join(p.read_text() for p in tmp_path.iterdir())
+    assert "gelu" in shown
+
+
 # --- torch's own logs
 
 
