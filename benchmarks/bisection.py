@@ -3,9 +3,9 @@
     python benchmarks/bisection.py [--model gpt] [--batch 1] [--only 3 7] [--out bisect.json]
 
 The mistakes stand in ``tests/planted.py``: in a joint pass, in a pass on the forward or the backward, or in the
-lowering of one operator.  The model is traced once and planned anew with each mistake; seconds are those of the tracing and of the one search.  On
-a busy machine, the CPU time of all threads is the better measure.  In the
-lowering a node counts as right if it calls the operator whose rule is wrong.
+lowering of one operator.  The model is traced once and planned anew with each mistake; seconds are those of the tracing
+and of the one search.  On a busy machine, the CPU time of all threads is the better measure.  In the lowering a node
+counts as right if it calls the operator whose rule is wrong.
 """
 
 from __future__ import annotations
