@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -10,7 +12,32 @@ from torch.fx import GraphModule, Node
 
 from dsc.errors import InvalidGraph
 
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n?[ \t]*(?P<code>[^\n]*)')
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        """``models/gpt.py:43``, from the folder that the user is in where the file lies below it."""
+        near = os.path.relpath(self.file)
+        return f"{self.file if near.startswith('..') else near}:{self.line}"
+
+
+def stack_frames(trace: str) -> tuple[Frame, ...]:
+    """The frames of a stack trace as Python prints it; each with the first line of its code."""
+    out: list[Frame] = []
+    lines = trace.splitlines()
+    for i, line in enumerate(lines):
+        if (m := FRAME.search(line)) is not None:
+            code = lines[i + 1].strip() if i + 1 < len(lines) and not FRAME.search(lines[i + 1]) else ""
+            out.append(Frame(m["file"], int(m["line"]), m["function"].strip(), code))
+    return tuple(out)
 
 
 def node_of(error: BaseException, gm: GraphModule) -> Node | None:
@@ -41,16 +68,16 @@ def frames(trace: TracebackType | None) -> list[dict[str, object]]:
 def first_line_of(gm: GraphModule) -> str:
     """``forward (model.py:12)``: the function of a Dynamo graph, and its first line there; empty where none is known."""
     for node in gm.graph.nodes:
-        for frame in FRAME.finditer(node.meta.get("stack_trace") or ""):
-            return f"{frame['function'].strip()} ({Path(frame['file']).name}:{frame['line']})"
+        for frame in stack_frames(node.meta.get("stack_trace") or ""):
+            return f"{frame.function} ({Path(frame.file).name}:{frame.line})"
     return ""
 
 
 def line_of(node: Node) -> str:
     """``model.py:12, in forward: y = x @ w``: the innermost line that is not torch's; empty where none is known."""
-    found = [m for m in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in m["file"]]
+    found = [f for f in stack_frames(node.meta.get("stack_trace") or "") if "/torch/" not in f.file]
     if not found:
         return ""
     frame = found[-1]
-    code = f": {frame['code']}" if frame["code"] else ""
-    return f"{Path(frame['file']).name}:{frame['line']}, in {frame['function']}{code}"
+    code = f": {frame.code}" if frame.code else ""
+    return f"{Path(frame.file).name}:{frame.line}, in {frame.function}{code}"

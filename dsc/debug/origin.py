@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
 from torch.fx import Node
 
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+from dsc.blame import Frame, stack_frames
+
 ROOT = re.compile(r"^L\[.(?P<name>\w+).\]\.?(_modules\[.dsc_inner.\]\.?|dsc_inner\.?)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    file: str
-    line: int
-    function: str
-    code: str
-
-    @property
-    def place(self) -> str:
-        """``models/gpt.py:43``, from the folder that the user is in where the file lies below it."""
-        near = os.path.relpath(self.file)
-        return f"{self.file if near.startswith('..') else near}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +41,9 @@ def of(node: Node) -> Origin:
     """What the node's meta says."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    return Origin(frames(str(node.meta.get("stack_trace") or "")), module_name(path))
+    return Origin(stack_frames(str(node.meta.get("stack_trace") or "")), module_name(path))
 
 
 def module_name(path: str) -> str:
     """``L['self'].blocks.0`` -> ``blocks.0``; what comes from ``torch.export`` is plain already."""
     return ROOT.sub("", path).replace("._modules", "").replace("['", ".").replace("']", "").strip(".")
-
-
-def frames(trace: str) -> tuple[Frame, ...]:
-    """The frames of a stack trace as Python prints it; each with the first line of its code."""
-    out: list[Frame] = []
-    lines = trace.splitlines()
-    for i, line in enumerate(lines):
-        if (m := FRAME.search(line)) is not None:
-            code = lines[i + 1].strip() if i + 1 < len(lines) and not FRAME.search(lines[i + 1]) else ""
-            out.append(Frame(m["file"], int(m["line"]), m["function"].strip(), code))
-    return tuple(out)

@@ -10,10 +10,10 @@ import torch
 from torch.fx import Node
 
 from dsc import cost, ops, text
+from dsc.blame import Frame
 from dsc.debug import launches, origin
 from dsc.debug.capture import Region, Session, Stage
 from dsc.debug.dump import inputs
-from dsc.debug.origin import Frame
 from dsc.notes import notes
 from dsc.target import Target
 from dsc.torch_shim import optimization_hint
