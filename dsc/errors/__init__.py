@@ -38,3 +38,10 @@ from dsc.errors.options import OptionNotYet as OptionNotYet
 from dsc.errors.options import UnknownOption as UnknownOption
 from dsc.errors.options import UnknownPass as UnknownPass
 from dsc.errors.options import UnknownTarget as UnknownTarget
+from dsc.errors.pipeline import BadCluster as BadCluster
+from dsc.errors.pipeline import BadMicrobatches as BadMicrobatches
+from dsc.errors.pipeline import ClusterTooSmall as ClusterTooSmall
+from dsc.errors.pipeline import PipelineTooLarge as PipelineTooLarge
+from dsc.errors.pipeline import TooManyStages as TooManyStages
+from dsc.errors.pipeline import UnknownSchedule as UnknownSchedule
+from dsc.errors.state import BadState as BadState
