@@ -115,5 +115,6 @@ def test_whole_groups_stay_within_the_budget(layers: list[tuple[float, float]]) 
 
 def test_dense_layers_by_share_and_work() -> None:
     assert dense_layers([0.1, 0.6, 0.3], [1, 1, 2], 0.5) == [False, False, False]
-    assert dense_layers([0.1, 0.6, 0.3], [1, 1, 2], 0.75) == [False, True, False]
+    assert dense_layers([0.1, 0.6, 0.3], [1, 1, 2], 0.7) == [False, True, False]
+    assert dense_layers([0.1, 0.6, 0.3], [1, 1, 2], 0.75) == [True, True, False]
     assert dense_layers([0.1, 0.6, 0.3], [1, 1, 2], 1.0) == [True, True, True]
