@@ -161,7 +161,8 @@ def _fill(rates: Sequence[float], work: Sequence[float], density: float, floor: 
 def kept_of_groups(densities: Sequence[float], work: Sequence[float], density: float, m: int) -> list[int]:
     """How many of every ``m`` each layer keeps: densities rounded down, then up where the budget allows most.
 
-    The kept work stays at or below ``density`` of all work, unless one of ``m`` everywhere is more already.
+    The kept work stays at or below ``density`` of all work, unless densities rounded down, but to one of ``m`` at
+    least, are more already.
     """
     kept = [max(1, math.floor(d * m + 1e-9)) for d in densities]
     budget = density * sum(work) * m - sum(k * w for k, w in zip(kept, work))

@@ -109,7 +109,7 @@ def test_whole_groups_stay_within_the_budget(layers: list[tuple[float, float]]) 
     density = sum(d * w for d, w in layers) / sum(work)
     kept = kept_of_groups(densities, work, density, 8)
     assert all(1 <= k <= 8 for k in kept)
-    least = sum(work)
+    least = sum(max(1, math.floor(d * 8 + 1e-9)) * w for d, w in layers)
     assert sum(k * w for k, w in zip(kept, work)) <= max(density * sum(work) * 8, least) + 1e-6
 
 
