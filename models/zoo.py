@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from dsc.models import bert, convnet, gpt, llama, mlp, moe, resnet, vit
+from dsc.models import bert, convnet, encdec, gpt, llama, mlp, moe, resnet, uvit, vit
 
 
 class UnknownModel(KeyError):
@@ -91,6 +91,26 @@ def images(size: int, classes: int) -> Callable[[int, Generator], tuple[Tensor, 
     return draw
 
 
+def translations(vocab: int, length: int) -> Callable[[int, Generator], tuple[Tensor, ...]]:
+    """Draws (source, idx, targets), all [batch, length] int64, the targets one token ahead of idx."""
+
+    def draw(batch: int, generator: Generator) -> tuple[Tensor, ...]:
+        source = torch.randint(vocab, (batch, length), generator=generator)
+        return source, *next_tokens(vocab, length)(batch, generator)
+
+    return draw
+
+
+def noisy_images(size: int, channels: int) -> Callable[[int, Generator], tuple[Tensor, ...]]:
+    """Draws (images [batch, channels, size, size], times [batch] in [0, 1], noise as images), all float32."""
+
+    def draw(batch: int, generator: Generator) -> tuple[Tensor, ...]:
+        pixels = torch.randn(batch, channels, size, size, generator=generator)
+        return pixels, torch.rand(batch, generator=generator), torch.randn(pixels.shape, generator=generator)
+
+    return draw
+
+
 def vectors(features: int, classes: int) -> Callable[[int, Generator], tuple[Tensor, ...]]:
     """Draws (vectors [batch, features] float32, classes [batch] int64)."""
 
@@ -131,6 +151,15 @@ def resnet_entry(name: str, description: str, config: resnet.Config, size: int, 
 
 def moe_entry(name: str, description: str, config: moe.Config, batch: int) -> Entry:
     return Entry(name, description, lambda: moe.MoE(config), next_tokens(config.vocab, config.max_length), batch)
+
+
+def encdec_entry(name: str, description: str, config: encdec.Config, batch: int) -> Entry:
+    draw = translations(config.vocab, config.max_length)
+    return Entry(name, description, lambda: encdec.EncoderDecoder(config), draw, batch)
+
+
+def uvit_entry(name: str, description: str, config: uvit.Config, batch: int) -> Entry:
+    return Entry(name, description, lambda: uvit.UViT(config), noisy_images(config.size, config.channels), batch)
 
 
 ENTRIES = (
@@ -186,6 +215,20 @@ ENTRIES = (
         "2 layers of 32, 2 of 4 experts a token, 16 tokens",
         moe.Config(vocab=64, max_length=16, layers=2, heads=4, kv_heads=2, width=32, hidden=32, experts=4),
         batch=2,
+    ),
+    encdec_entry("encdec", "T5 style, 3 + 3 layers of 384, 256 tokens", encdec.Config(), batch=4),
+    encdec_entry(
+        "encdec-tiny",
+        "T5 style, 2 + 2 layers of 32, 16 tokens",
+        encdec.Config(vocab=64, max_length=16, layers=2, heads=2, width=32, hidden=64),
+        batch=2,
+    ),
+    uvit_entry("uvit", "U-ViT, 7 layers of 384 with long skips, 32 pixels", uvit.Config(), batch=16),
+    uvit_entry(
+        "uvit-tiny",
+        "U-ViT, 5 layers of 32 with long skips, 16 pixels",
+        uvit.Config(size=16, layers=4, heads=2, width=32),
+        batch=4,
     ),
 )
 

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from dsc.models.zoo import ZOO, UnknownModel, load
 
 TINY = [name for name in ZOO if name.endswith("-tiny")]
-SEQUENCES = ("gpt-tiny", "llama-tiny", "bert-tiny", "moe-tiny")
+SEQUENCES = ("gpt-tiny", "llama-tiny", "bert-tiny", "moe-tiny", "encdec-tiny")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def loss_and_gradients(model: nn.Module, call: Callable[..., Tensor], inputs: tu
 
 
 def test_each_family_has_a_tiny_and_a_realistic_model() -> None:
-    families = {"mlp", "convnet", "gpt", "llama", "bert", "vit", "resnet", "moe"}
+    families = {"mlp", "convnet", "gpt", "llama", "bert", "vit", "resnet", "moe", "encdec", "uvit"}
     assert set(ZOO) == families | {f"{family}-tiny" for family in families} | {"gpt-bytes"}
     assert all(entry.name == name and entry.description for name, entry in ZOO.items())
 
