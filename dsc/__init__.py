@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsc.manager import Pass as Pass
     from dsc.manager import Remark as Remark
     from dsc.manager import Report as Report
+    from dsc.runtime.state import State as State
     from dsc.target import Target as Target
     from dsc.watch import Watcher as Watcher
     from dsc.watch import watching as watching
@@ -31,6 +32,7 @@ _HOMES = {
     "Pass": "dsc.manager",
     "Remark": "dsc.manager",
     "Report": "dsc.manager",
+    "State": "dsc.runtime.state",
     "Target": "dsc.target",
     "Watcher": "dsc.watch",
     "watching": "dsc.watch",

@@ -12,6 +12,7 @@ from dsc import text
 from dsc.codegen.lower import Bound
 from dsc.manager import Report
 from dsc.program import Program
+from dsc.runtime.state import State
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Compilation:
     seconds: float
     bound: Mapping[str, Bound] = field(default_factory=dict)
     """Group -> its kernel and the nodes behind the kernel's buffers."""
+    state: State = field(default_factory=State)
+    """What lives between steps: the tensors that the program reads and writes by name."""
 
     @cached_property
     def text(self) -> str:

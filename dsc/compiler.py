@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc import budget, errors, kernels, link, passlist, watch
+from dsc import budget, errors, kernels, link, live, passlist, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
@@ -21,6 +21,7 @@ from dsc.passes.memory import Memory
 from dsc.program import Program
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
+from dsc.runtime.state import State
 from dsc.target import Target
 from dsc.torch_shim import RNG_CALLS, detect_fake_mode, make_boxed_func
 from dsc.watch import Watcher
@@ -45,6 +46,8 @@ class Compiler:
     keep: Keep | None = None
     left_to_aten: list[str] = field(default_factory=list)
     """Kinds of the graphs for which something failed, or was missing."""
+    state: State = field(default_factory=State)
+    """What lives between steps."""
 
     def pipeline(self, stage: str) -> PassPipeline:
         passes = self.joint if stage == "joint" else self.graph
@@ -62,7 +65,8 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
         held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
         limit = budget.bytes_of(options.memory_budget, target)
         joint = passlist.budgeted(joint, Memory(limit, held, options.memory_plan, options.emit != "aten"))
-    compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep)
+    state = State() if options.state is None else options.state
+    compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep, state=state)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     for w in watchers:
@@ -72,7 +76,7 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
 
 def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     """The forward and the backward graph of a joint one.  Takes what AOTAutograd gives to a partitioner."""
-    forward, backward = partition(joint, inputs, **kwargs)
+    forward, backward = live.split(joint, partition, inputs, **kwargs)
     complete(forward)
     complete(backward)
     return forward, backward
@@ -106,6 +110,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
 
     The program comes along where it is worth keeping: what was left to ATen for want of something is not.
     """
+    live.bind(gm, compiler.state)
     kept = copied(gm)
     try:
         record = plan(gm, kind, compiler)
@@ -127,7 +132,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
 
 def loaded(program: Program, kind: str, compiler: Compiler) -> Compiled:
     """The program as a function, its kernels built."""
-    return run.load(program, kernels.launches(program, compiler.options), compiler.pool, kind)
+    return run.load(program, kernels.launches(program, compiler.options), compiler.pool, kind, compiler.state)
 
 
 def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> Compilation:
@@ -159,7 +164,7 @@ def linked(
     start = time.perf_counter() if start is None else start
     program, bound, skipped = link.link(gm, compiler.options, kind)
     reports = (*reports, ("link", Report(True, (*remarks, *skipped))))
-    return Compilation(kind, program, reports, gm, time.perf_counter() - start, bound)
+    return Compilation(kind, program, reports, gm, time.perf_counter() - start, bound, compiler.state)
 
 
 def tell(record: Compilation, compiler: Compiler) -> None:

@@ -19,6 +19,7 @@ from dsc.codegen.lower import Bound, Unlowerable
 from dsc.manager import Remark
 from dsc.options import Options
 from dsc.program import Program, Slot
+from dsc.runtime.state import Entry, is_attribute
 from dsc.steps import Step, aliases, last_uses, steps, storage_of
 from dsc.torch_shim import optimization_hint, python_expr
 
@@ -244,7 +245,8 @@ class Writer:
     def call(self, i: int, n: Node) -> None:
         name, view = self.names[n], ops.is_view(n) or ops.is_split(n)
         if n.op == "get_attr":
-            self.externals[name] = _attribute(self.gm, str(n.target))
+            known = is_attribute(n.target)
+            self.externals[name] = Entry(str(n.target)) if known else _attribute(self.gm, str(n.target))
             return
         if not view and n.target is not operator.getitem:
             self.flush()

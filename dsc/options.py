@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsc.errors import BadOption, OptionNotYet, UnknownOption
+from dsc.runtime.state import State
 
 Numerics = Literal["eager", "fast"]
 Emit = Literal["auto", "cpp", "triton", "aten"]
@@ -66,6 +67,9 @@ class Options:
 
     memory_plan: str | None = None
     """A file with the plans for a budget: those that it has are applied unchanged, new ones are added."""
+
+    state: State | None = None
+    """Where masks and whatever else lives between steps is kept; None makes one for each compiled graph."""
 
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
@@ -131,6 +135,9 @@ def checked(name: str, value: object, shown: str) -> object:
             raise BadOption(shown, value, "a function of one argument, or None")
     elif name == "passes" and isinstance(value, (list, tuple)):
         value = tuple(value)
+    elif name == "state":
+        if value is not None and not isinstance(value, State):
+            raise BadOption(shown, value, "a dsc.State, or None")
     elif name == "watchers":
         if not isinstance(value, (list, tuple)):
             raise BadOption(shown, value, "a list of dsc.watch.Watcher")

@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from dsc.program import Program
+from dsc.runtime.state import Entry
 from dsc.torch_shim import FakeTensor, HigherOrderOperator, OpOverload, higher_order
 
 CONSTANTS = 1 << 20
@@ -53,6 +54,8 @@ class _Pickler(pickle.Pickler):
                 if higher_order(x.__name__) is not x:
                     raise NotPortable(f"{x.__name__} is not an operator of PyTorch")
                 return higher_order, (x.__name__,)
+            case Entry():
+                raise NotPortable("it reads or writes state, which lives in this process")
             case GraphModule() | FakeTensor():
                 raise NotPortable(f"it holds a {type(x).__name__}")
             case torch.Tensor() if x.nbytes > CONSTANTS:

@@ -14,6 +14,7 @@ from torch.fx.node import Argument
 from dsc import text
 from dsc.errors import InvalidGraph
 from dsc.notes import KEY, Keep, Notes
+from dsc.runtime.state import is_attribute
 from dsc.torch_shim import OpOverload
 
 KEEPS = (None, *get_args(Keep))
@@ -106,19 +107,26 @@ def kept(before: Promises, after: Promises, where: str) -> None:
     1. There are as many outputs, each with the dtype, shape, strides and device that it had.
     2. Each input gets the same writes, in the same order.  (Writes to different inputs may change places.)
     3. A written input is not read after the write, unless it was before.
+    4. State is a pass's own: it may begin to write there, and read it anywhere; writes that were there stay.
     """
     if len(before.outputs) != len(after.outputs):
         raise InvalidGraph(where, "output", f"it had {len(before.outputs)} outputs and has {len(after.outputs)}")
     for i, (was, now) in enumerate(zip(before.outputs, after.outputs)):
         if was != now:
             raise InvalidGraph(where, "output", f"output {i} was {was} and is {now}")
-    if [(w.root, w.op) for w in before.writes] != [(w.root, w.op) for w in after.writes]:
+    had = {w.root for w in before.writes}
+    writes = [w for w in after.writes if w.root in had or not _is_state(w.root)]
+    if [(w.root, w.op) for w in before.writes] != [(w.root, w.op) for w in writes]:
         raise InvalidGraph(where, "", f"its writes to inputs were {_spell(before)} and are {_spell(after)}")
-    for was_write, now_write in zip(before.writes, after.writes):
-        if now_write.read_after and not was_write.read_after:
+    for was_write, now_write in zip(before.writes, writes):
+        if not _is_state(now_write.root) and now_write.read_after and not was_write.read_after:
             raise InvalidGraph(
                 where, "", f"{now_write.root} is read after {now_write.op} writes it, and was not before"
             )
+
+
+def _is_state(root: str) -> bool:
+    return is_attribute(root.removeprefix("self."))
 
 
 def output_signature(gm: GraphModule) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 The key is AOTAutograd's (the Dynamo graph, its inputs, the state of PyTorch) and ours (``tag``): the options, the target,
 and the sources of dsc.  Kernels lie in dsc's own folder, by content; an entry names them by their source.
-Not cached: compilations that somebody watches, and programs that hold what only this process knows.
+Not cached: compilations that somebody watches, and programs that hold what only this process knows, such as state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dsc.options import Options
 from dsc.program import Program
 from dsc.torch_shim import BypassAOTAutogradCache, OutputCode, cached_aot, serializable_compiler
 
-UNSEEN = ("on_compile", "watchers", "trace", "cache", "cache_dir", "cxx")
+UNSEEN = ("on_compile", "watchers", "trace", "cache", "cache_dir", "cxx", "state")
 """Options that do not change what a program computes, or that keep it out of the cache."""
 
 _COMPILER: ContextVar[Compiler] = ContextVar("dsc_compiler")
@@ -70,7 +70,8 @@ def wanted(make: Compiler) -> bool:
     """Whether the compilation may be kept, or taken from the cache: it tells nobody, and all passes are ours."""
     tells = make.watchers or make.options.on_compile is not None or make.options.memory_plan is not None
     ours = all(type(p).__module__.startswith("dsc.passes.") for p in (*make.joint, *make.graph))
-    return make.options.cache and ours and not tells
+    stateful = any(getattr(p, "state", None) is not None for p in make.joint)
+    return make.options.cache and ours and not tells and not stateful
 
 
 def compile_as(kind: str, make: Compiler) -> Callable[[GraphModule, Sequence[Any]], Code]:

@@ -13,6 +13,7 @@ from dsc import ops
 from dsc.manager import Pass, Remark, Report
 from dsc.notes import Keep, notes, set_notes
 from dsc.passes.solve.mincut import Plan, Problem, Value, cost, solve
+from dsc.runtime.state import is_attribute
 from dsc.target import Target
 from dsc.torch_shim import OpOverload, optimization_hint
 
@@ -101,6 +102,8 @@ def read(gm: GraphModule) -> Joint:
     del backward[output]
     _place_constants(backward)
     written = frozenset(root.get(a, a) for n in nodes for a in _written(n)) | _written_later(gm)
+    updated = {n.target for n in written if is_attribute(n.target)}
+    written |= {n for n in nodes if is_attribute(n.target) and n.target in updated}  # an entry of state has many nodes
     return Joint(forward, backward, returned, written, root)
 
 

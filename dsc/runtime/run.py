@@ -6,12 +6,14 @@ import itertools
 import linecache
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from dsc.program import Program
 from dsc.runtime import guards
 from dsc.runtime.pool import Buffers, Pool
+from dsc.runtime.state import Entry, State
 
 _NUMBER = itertools.count()
 Launch = Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], int]
@@ -29,13 +31,14 @@ WORDS = {
 
 
 def load(
-    program: Program, launches: Sequence[Launch], pool: Pool, title: str
+    program: Program, launches: Sequence[Launch], pool: Pool, title: str, state: State | None = None
 ) -> Callable[[list[object]], tuple[object, ...]]:
     """The program as a function of a list of inputs, which it empties so that they can die early.
 
-    ``launches`` are the program's sequences, built; temporaries lie in ``pool``.
+    ``launches`` are the program's sequences, built; temporaries lie in ``pool``, what lives between calls in ``state``.
     """
-    namespace = {**WORDS, **program.externals, **{f"run_{i}": run for i, run in enumerate(launches)}}
+    known = {k: state.live(x) if isinstance(x, Entry) and state else x for k, x in program.externals.items()}
+    namespace: dict[str, Any] = {**WORDS, **known, **{f"run_{i}": run for i, run in enumerate(launches)}}
     if program.slots:
         namespace |= {"take": Buffers(program.slots, program.symbols, pool).take, "give": pool.give}
     filename = f"<dsc {title} {next(_NUMBER)}>"

@@ -8,9 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
-    "dsc.errors dsc.codegen.writer",
-    "dsc.ops dsc.notes dsc.target dsc.options dsc.torch_shim dsc.blame dsc.traps dsc.repair dsc.sdpa",
-    "dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
+    "dsc.errors dsc.codegen.writer dsc.torch_shim",
+    "dsc.runtime.state",
+    "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.traps dsc.repair dsc.sdpa dsc.replay",
+    "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
     "dsc.program dsc.steps dsc.retarget",
     "dsc.verify dsc.liveness dsc.partition dsc.plan dsc.budget",
     "dsc.manager",

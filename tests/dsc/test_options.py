@@ -5,6 +5,7 @@ import pytest
 from dsc import options
 from dsc.errors import BadOption, OptionNotYet, UnknownOption
 from dsc.options import Options, parse
+from dsc.runtime.state import State
 
 
 def test_nothing_given_is_the_defaults() -> None:
@@ -15,7 +16,7 @@ def test_every_key_is_accepted() -> None:
     given = {
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
         "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "cache": False, "trace": "/t",
-        "memory_budget": "40GiB", "memory_held": 1 << 30, "memory_plan": "plan.json",
+        "memory_budget": "40GiB", "memory_held": 1 << 30, "memory_plan": "plan.json", "state": State(),
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
     assert set(given) == set(options.KEYS)
