@@ -132,8 +132,8 @@ def inspect(
     schedule = schedule or default_schedule(kernel)
     source = emit(kernel, schedule)
     constants = tiles(kernel, schedule)
-    types = [SIGNATURE[b.dtype] for b in kernel.buffers] + ["i32"] * len(kernel.sizes) + ["*i32"] * kernel.checks
-    types += ["constexpr"] * len(constants)
+    types = [SIGNATURE[b.dtype] for b in kernel.buffers] + ["i32"] * len(kernel.sizes)
+    types += ["*i32"] * (kernel.checks and not schedule.asserts) + ["constexpr"] * len(constants)
     known = [i for i, t in enumerate(types) if aligned and t.startswith("*")]
     known += [len(kernel.buffers) + i for i, s in enumerate(kernel.sizes) if s in divisible]
     return compile_source(source, kernel.name, types, constants, known, schedule, capability)

@@ -5,7 +5,8 @@ cut into tiles of ``RB``.  (A transposing kernel, without reductions, has one of
 computed once for the row.  If ``RB`` holds the whole reduction the kernel is straight-line code; else it loops over it
 once for each stage (see ``stages``), and once more for the stores that need the last.
 
-Arguments: buffers, sizes, ``fail`` if the kernel has checks (int32, set to 1 when one fails), then the tile sizes.
+Arguments: buffers, sizes, ``fail`` if the kernel has checks that set a flag (int32, to 1 when one fails), then the
+tile sizes.
 Within a program all loads of an ``inout`` buffer come before its stores.
 """
 
@@ -50,7 +51,7 @@ class _Emitter:
         k = self.n.kernel
         yield from (b.name for b in k.buffers)
         yield from self.n.sizes
-        if k.checks:
+        if k.checks and not self.schedule.asserts:
             yield self.values.fail
         yield from (f"{name}: tl.constexpr" for name in tiles(k, self.schedule))
 
@@ -215,8 +216,12 @@ class _Emitter:
         size = text(sympy.sympify(v.attr))
         self.w(f"{v.name} = {a}")
         self.w(f"{ok} = ({v.name} >= 0) & ({v.name} < {grouped(size)})")
-        masks = " & ".join([*self.values.masks(self.values.sides[v.name]), f"~{ok}"])
-        self.w(f"tl.store({self.values.fail} + {v.name} * 0, 1, mask={masks})")
+        masks = self.values.masks(self.values.sides[v.name])
+        if self.schedule.asserts:
+            fine = " | ".join([ok, *(f"~{m}" for m in masks)])
+            self.w(f'tl.device_assert({fine}, "index out of range")')
+        else:
+            self.w(f"tl.store({self.values.fail} + {v.name} * 0, 1, mask={' & '.join([*masks, f'~{ok}'])})")
         self.w(f"{v.name} = tl.where({ok}, {v.name}, 0)")
 
     def write(self, stores: Iterable[Store]) -> None:

@@ -31,6 +31,8 @@ class Schedule:
     num_stages: int = 2
     fp_fusion: bool = False
     """Whether the compiler may contract a product and a sum, which the kernel rounds one after the other."""
+    asserts: bool = False
+    """Whether a failed check stops the GPU, as in PyTorch's own kernels, instead of setting a flag."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,13 @@ def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
     1. Every reduction of the kernel is made in one pass, and no value along the reduce axes needs it.
     2. The programs of one launch would leave most of a GPU idle, and it is not small.
     3. Sizes are numbers, and a reduce axis divides into equal chunks.
+
+    On a GPU checks are assertions: a flag would have to be waited for.
     """
     chosen = _chunks(kernel)
     if chosen is None:
-        return Plan(kernel, (Part(kernel, default_schedule(kernel, interpreter=interpreter)),))
+        schedule = default_schedule(kernel, interpreter=interpreter)
+        return Plan(kernel, (Part(kernel, replace(schedule, asserts=kernel.checks and not interpreter)),))
     pieces = cut(without_units(kernel), *chosen)
     first, *rest = (_named(k, kernel) for k in pieces.kernels)
     first = replace(first, origin=kernel.origin)

@@ -1,9 +1,9 @@
-"""Running emitted Triton: interpreted on the CPU, or compiled on a GPU.
+"""Running emitted Triton in the interpreter, on CPU tensors; ``dsc.codegen.triton_launch`` runs it on a GPU.
 
 The interpreter works by replacing functions of ``triton.language`` while a kernel runs.  Here that is kept within one
 launch, under a lock, together with what Triton 3.7 lacks: bf16 rounded to nearest even and widened exactly, ``fma``
 rounded once, and reductions that combine whole slices (Triton combines element by element, in Python).
-Setting ``TRITON_INTERPRET`` is neither needed nor harmful for ``interpreted``; ``compiled`` wants it unset.
+Setting ``TRITON_INTERPRET`` is neither needed nor harmful here; on a GPU it has to be unset.
 """
 
 from __future__ import annotations
@@ -85,12 +85,11 @@ def prepare(
     return run
 
 
-def prepare_plan(
-    plan: Plan, make: Callable[[str, str], Launcher]
-) -> Callable[[Sequence[torch.Tensor], Mapping[str, int], torch.Tensor | None], None]:
-    """As ``prepare``, for all launches of a plan; ``make`` is ``compiled`` or ``interpreted``."""
+def prepare_plan(plan: Plan) -> Callable[[Sequence[torch.Tensor], Mapping[str, int], torch.Tensor | None], None]:
+    """As ``prepare``, for all launches of a plan."""
     parts = [
-        (p.kernel, prepare(p.kernel, p.schedule, make(emit(p.kernel, p.schedule), p.kernel.name))) for p in plan.parts
+        (p.kernel, prepare(p.kernel, p.schedule, interpreted(emit(p.kernel, p.schedule), p.kernel.name)))
+        for p in plan.parts
     ]
     if len(parts) == 1:
         return parts[0][1]
@@ -115,18 +114,9 @@ def options(schedule: Schedule) -> dict[str, int | bool]:
         "num_warps": schedule.num_warps,
         "num_stages": schedule.num_stages,
         "enable_fp_fusion": schedule.fp_fusion,
+        "debug": schedule.asserts,  # or assertions are left out
+        "sanitize_overflow": False,  # integers wrap
     }
-
-
-def compiled(source: str, name: str) -> Launcher:
-    """The kernel for CUDA tensors, compiled by Triton at the first launch."""
-    fn = load_source(source)[name]
-
-    def run(programs: int, arguments: Sequence[object], constants: Mapping[str, int], schedule: Schedule) -> None:
-        with LANGUAGE:
-            fn[(programs,)](*arguments, **constants, **options(schedule))
-
-    return run
 
 
 def interpreted(source: str, name: str) -> Launcher:
@@ -169,10 +159,16 @@ def _interpreting(fn: Callable[..., None]) -> Iterator[None]:
         scope = interpreter._patch_lang(fn)
         undo.callback(scope.restore)
         scope.set_attr(tl, "reduce", _reduce)
+        scope.set_attr(tl.core.tensor, "__index__", _index)
         for name, method in (("cast_impl", _cast), ("create_fma", _fma), ("create_splat", _splat)):
             setattr(builder, name, method)  # on the one object, over the methods of its class
             undo.callback(delattr, builder, name)
         yield
+
+
+def _index(value: Any) -> int:
+    """A size as the bound of a loop: Triton 3.6 gives numpy an array of one element, which numpy 2.5 refuses."""
+    return int(np.asarray(value.handle.data).item())
 
 
 def _cast(source: Any, target: Any) -> Any:

@@ -95,13 +95,13 @@ def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call
         TritonMissing: it is not installed.
     """
     try:
-        from dsc.codegen import triton_run
+        from dsc.codegen import triton_launch, triton_run
     except ModuleNotFoundError as why:
         raise errors.TritonMissing(str(why.name)) from why
-    prepared = {}
-    for k in kernels:
-        make = triton_run.compiled if on_gpu else triton_run.interpreted
-        prepared[k.name] = (k, triton_run.prepare_plan(triton_plan.plan(k, interpreter=not on_gpu), make))
+    plans = {k.name: triton_plan.plan(k, interpreter=not on_gpu) for k in kernels}
+    if on_gpu:
+        return [triton_launch.sequence(plans, s) for s in sequences]
+    prepared = {k.name: (k, triton_run.prepare_plan(plans[k.name])) for k in kernels}
 
     def launcher(sequence: Sequence[Call]) -> Launch:
         def launch(tensors: tuple[torch.Tensor, ...], sizes: tuple[int, ...]) -> int:

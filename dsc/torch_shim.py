@@ -5,8 +5,10 @@ Names of the compiler stack are imported when first used, since they cost second
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import sympy
 import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
@@ -74,6 +77,11 @@ if not TYPE_CHECKING:  # or a checker would accept any name
             except (ImportError, AttributeError):
                 continue
         raise ImportError(f"torch {torch.__version__} has no {name!r}; install a torch from 2.11 to 2.15.")
+
+
+def raw_stream(device: int) -> int:
+    """The address of the current stream of a CUDA device."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModule:
@@ -214,12 +222,68 @@ def serializable_compiler(compile_graph: Callable[..., Any]) -> Any:
 
 
 @contextmanager
-def cached_aot(tag: str) -> Iterator[None]:
-    """AOTAutograd inside keeps whole results, under keys that ``tag`` is a part of.
+def keepable_aot() -> Iterator[None]:
+    """AOTAutograd inside makes results that can be taken out by ``keepable``, and looks into no cache of its own.
 
-    A backward graph is compiled with its forward then, not at the first call: results are kept once both are there.
+    Its own key would cost a second: it imports all of Inductor and hashes Triton's libraries.  With the cache of FX
+    graphs off it refuses to make one, and a random one stands in.  A backward graph is compiled with its forward.
     """
     config = importlib.import_module("torch._functorch.config")
-    keep = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
-    with config.patch(**keep), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+    inductor = importlib.import_module("torch._inductor.config")
+    keep = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True, "bypass_autograd_cache_key": True}
+    with config.patch(**keep), inductor.patch(fx_graph_cache=False):
         yield
+
+
+def keepable(compiled: Callable[..., Any]) -> Any:
+    """The result behind a function that AOTAutograd made inside of ``keepable_aot``, to be pickled; None if there is none."""
+    serialize = getattr(compiled, "serialize", None)
+    found = serialize() if serialize is not None else None
+    if found is not None:
+        found.aot_joint_graph_str = found.aot_forward_graph_str = found.aot_backward_graph_str = None
+        found.min_cut_info_str = None
+    return found
+
+
+def guards_hold(kept: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a kept result serves the sizes of these inputs.  Adds no guard."""
+    if not kept.guards_expr:
+        return True
+    cache = importlib.import_module("torch._functorch._aot_autograd.autograd_cache").AOTAutogradCache
+    hints = [optimization_hint(s) for s in inputs if isinstance(s, torch.SymInt)]
+    return bool(cache.evaluate_guards(kept.guards_expr, hints))
+
+
+def function_of(kept: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A kept result as the function that AOTAutograd would have made of the graph; adds the guards that it was kept with."""
+    boxed = importlib.import_module("torch._inductor.utils").BoxedBool
+    settings = {"cudagraphs": boxed(False), "boxed_forward_device_index": None}
+    sizes = [s for s in inputs if isinstance(s, torch.SymInt)]
+    run = kept.wrap_post_compile(sizes, kept.sanitized_aot_config, settings)
+    counted = importlib.import_module("torch._dynamo.utils").counters["aot_autograd"]
+    counted["autograd_cache_hit"] += 1
+
+    def call(*args: Any) -> Any:
+        return run(list(args))
+
+    wrapped: Callable[..., Any] = importlib.import_module("torch._dynamo").disable(call, reason="compiled by dsc")
+    return wrapped
+
+
+def tracing_state() -> Iterator[str]:
+    """What tracing reads besides its graph: versions, modes, and flags by which composite operators choose."""
+    backends = torch.backends
+    flags = [
+        getattr(backends.cuda, f"{name}_sdp_enabled", bool)() for name in ("flash", "mem_efficient", "math", "cudnn")
+    ]
+    flags += [backends.mkldnn.enabled, backends.cudnn.enabled, backends.cudnn.deterministic, backends.cudnn.benchmark]
+    casts = []
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            casts.append(f"{device} {torch.get_autocast_dtype(device)}")
+    exact = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_cache_enabled())
+    yield f"torch {torch.__version__} {torch.version.git_version} python {sys.version}"
+    yield f"{flags} {casts} {exact} {modes} {torch.get_default_dtype()} {torch.get_default_device()}"
+    config = importlib.import_module("torch._functorch.config")
+    yield hashlib.sha256(config.save_config()).hexdigest()

@@ -13,7 +13,7 @@ from dsc.codegen.triton import emit, grid
 from dsc.codegen.triton_axes import unfolded
 from dsc.codegen.triton_nest import default_schedule
 from dsc.codegen.triton_plan import PROGRAMS, plan
-from dsc.codegen.triton_run import interpreted, prepare_plan
+from dsc.codegen.triton_run import prepare_plan
 from dsc.torch_shim import FloorDiv, Mod
 from kit_kernels import Build
 from kit_triton import column_sum, in_place_kernel, layernorm_kernel, randn, run, softmax_kernel
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 def launch(kernel: Kernel, *tensors: Tensor) -> int:
     """In the interpreter; the number of launches."""
     made = plan(kernel, interpreter=True)
-    prepare_plan(made, interpreted)(tensors, {}, None)
+    prepare_plan(made)(tensors, {}, None)
     return len(made.parts)
 
 

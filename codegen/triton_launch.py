@@ -1,0 +1,130 @@
+"""Launching compiled Triton kernels with little Python between them.
+
+Triton's own call looks at every argument, which costs tens of microseconds a launch.  Here only what a kernel is
+specialised on is looked at (which pointers are multiples of 16, and the sizes), and the compiled kernel is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from dsc.codegen.kernel import Call
+from dsc.codegen.triton import emit
+from dsc.codegen.triton_nest import evaluate, grid, tiles
+from dsc.codegen.triton_plan import Part, Plan
+from dsc.codegen.triton_run import DTYPES, LANGUAGE, CheckFailed, load_source, options
+from dsc.torch_shim import raw_stream
+
+KEPT = 64
+"""Combinations of sizes of one kernel whose grids are remembered."""
+
+Sizes = tuple[int, ...]
+
+
+@dataclass
+class Kernel:
+    """One compiled kernel: a function of tensors and of its sizes, in the kernel's order."""
+
+    part: Part
+    fn: Any
+    """What Triton calls a JITFunction."""
+    constants: Mapping[str, int]
+    ready: dict[tuple[object, ...], Callable[[int, Sequence[int]], None]] = field(default_factory=dict)
+    """By device, alignment of the pointers, and sizes: (stream, pointers) -> launched."""
+
+    def launch(self, tensors: Sequence[torch.Tensor], pointers: Sequence[int], sizes: Sizes, device: int) -> None:
+        """On the current stream of ``device``.  ``pointers`` are the tensors' addresses.
+
+        Raises:
+            CheckFailed: an index is looked up in nothing.
+        """
+        bits = 0
+        for p in pointers:
+            bits |= p
+        key = (device, tuple(p % 16 == 0 for p in pointers) if bits & 15 else True, sizes)
+        run = self.ready.get(key)
+        if run is not None:
+            run(raw_stream(device), pointers)
+            return
+        if len(self.ready) >= KEPT:
+            self.ready.clear()
+        self.ready[key] = self.first(tensors, sizes)
+
+    def first(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> Callable[[int, Sequence[int]], None]:
+        """Compile, launch, and return how to launch again."""
+        kernel, schedule = self.part.kernel, self.part.schedule
+        known = dict(zip(kernel.sizes, sizes))
+        programs = grid(kernel, schedule, known)
+        if programs == 0:
+            return lambda stream, pointers: None
+        if any(evaluate(sympy.sympify(v.attr), known) <= 0 for v in kernel.lets if v.op == "check"):
+            raise CheckFailed(kernel)
+        with LANGUAGE:
+            made = self.fn[(programs,)](*tensors, *sizes, **self.constants, **options(schedule))
+        rest = (*sizes, *self.constants.values())
+        run, function, packed = made.run, made.function, made.packed_metadata
+
+        def again(stream: int, pointers: Sequence[int]) -> None:
+            run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *rest)
+
+        return again
+
+
+def sequence(plans: Mapping[str, Plan], calls: Sequence[Call]) -> Callable[[tuple[torch.Tensor, ...], Sizes], int]:
+    """The calls, one after the other, as a function of the tensors and sizes that they are numbered by.
+
+    It returns 0, or k + 1 where call k looks up an index in nothing.  Any other index out of range stops the GPU
+    later, as PyTorch's own kernels do.
+    """
+    steps = [(c, *_prepared(plans[c.kernel])) for c in calls]
+
+    def run(tensors: tuple[torch.Tensor, ...], sizes: Sizes) -> int:
+        device = tensors[0].device.index
+        if device != torch.cuda.current_device():  # Triton compiles and launches for the current one
+            with torch.cuda.device(device):
+                return run(tensors, sizes)
+        pointers = [t.data_ptr() for t in tensors]
+        for i, (call, parts, temporaries) in enumerate(steps):
+            given = tuple([sizes[s] for s in call.sizes])
+            buffers = call.buffers
+            try:
+                if temporaries is None:
+                    parts[0][0].launch([tensors[b] for b in buffers], [pointers[b] for b in buffers], given, device)
+                else:
+                    _all(parts, temporaries, [tensors[b] for b in buffers], given, device)
+            except CheckFailed:
+                return i + 1
+        return 0
+
+    return run
+
+
+def _prepared(plan: Plan) -> tuple[list[tuple[Kernel, list[int]]], list[tuple[int, torch.dtype]] | None]:
+    """The kernels of a plan, each with the places of its buffers among the plan's buffers and temporaries."""
+    names = [b.name for b in plan.kernel.buffers] + [t.buffer for t in plan.temporaries]
+    parts = []
+    for p in plan.parts:
+        fn = load_source(emit(p.kernel, p.schedule))[p.kernel.name]
+        parts.append((Kernel(p, fn, tiles(p.kernel, p.schedule)), [names.index(b.name) for b in p.kernel.buffers]))
+    if len(parts) == 1:
+        return parts, None
+    return parts, [(evaluate(t.size, {}), DTYPES[t.dtype]) for t in plan.temporaries]
+
+
+def _all(
+    parts: Sequence[tuple[Kernel, list[int]]],
+    temporaries: Sequence[tuple[int, torch.dtype]],
+    tensors: list[torch.Tensor],
+    sizes: Sizes,
+    device: int,
+) -> None:
+    where = tensors[0].device
+    known = [*tensors, *(torch.empty(n, dtype=dtype, device=where) for n, dtype in temporaries)]
+    for kernel, places in parts:
+        given = [known[p] for p in places]
+        kernel.launch(given, [t.data_ptr() for t in given], sizes, device)
