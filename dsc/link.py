@@ -131,7 +131,7 @@ class Writer:
     def write(self) -> None:
         for n in self.placeholders:
             self.bind_symbols(n)
-            if n in self.read_by_kernels and self.kind == "backward":
+            if n in self.read_by_kernels and self.kind in ("backward", "dgrad", "wgrad"):
                 self.expect(n)
         self.free(-1, [n for n in self.placeholders if n not in self.last and n not in self.escaping])
         for i, step in enumerate(self.order):
