@@ -287,3 +287,24 @@ def tracing_state() -> Iterator[str]:
     yield f"{flags} {casts} {exact} {modes} {torch.get_default_dtype()} {torch.get_default_device()}"
     config = importlib.import_module("torch._functorch.config")
     yield hashlib.sha256(config.save_config()).hexdigest()
+
+
+def pipeline_runtime(
+    stages: Sequence[Any], orders: Mapping[int, Sequence[str]], microbatches: int, loss: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """torch's pipeline runtime for these lists of actions, such as ``0F3``, by rank of the group.
+
+    It adds sends and receives, and after the last backward of a stage the reduction of its gradients.
+    """
+    schedules = importlib.import_module("torch.distributed.pipelining.schedules")
+    made = schedules._PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False, **kwargs)
+    actions = {rank: [schedules._Action.from_str(a) for a in order] for rank, order in orders.items()}
+    made.pipeline_order = actions
+    made._prepare_schedule_with_comms(actions)
+    return made
+
+
+def on_reduced(runtime: Any, reduce: Callable[[int], None]) -> None:
+    """Call ``reduce(stage)`` where the runtime would reduce the gradients of that stage over replicas."""
+    schedules = importlib.import_module("torch.distributed.pipelining.schedules")
+    runtime.register_custom_function(schedules.REDUCE_GRAD, lambda action, _: reduce(action.stage_index))

@@ -1,0 +1,350 @@
+"""``dsc.pipeline``: the stages of a plan on the processes that torchrun started, driven by torch's pipeline runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsc import options as opt
+from dsc.distributed import assemble, checkpoint, forward, monitor, reduce
+from dsc.distributed.place import Place, place
+from dsc.distributed.plan import PipelinePlan
+from dsc.distributed.stage import GIVEN, StageModule
+from dsc.errors import BadBatch, DscError, NotLoaded, PlanMismatch, RankLost, StageFailed
+from dsc.options import Options
+from dsc.torch_shim import on_reduced, pipeline_runtime
+
+Loss = Callable[[Any, Any], Tensor]
+LOST = ("Connection closed", "Connection reset", "Broken pipe", "unhandled system error", "remote process", "Timed out")
+"""Words of gloo and NCCL when the other side is gone."""
+
+
+@dataclass
+class Setup:
+    """All that a pipeline was made with but the plan: enough to make it again from another plan."""
+
+    traced: forward.Forward
+    names: Mapping[str, tuple[str, ...]]
+    """First name of a parameter or buffer -> all names that the model has for it."""
+    loss: Loss
+    options: Options | None
+    device: torch.device
+    replicas: reduce.Replicas
+
+
+@dataclass
+class Pipeline:
+    """This process's stages of a model.  Made by ``dsc.pipeline``."""
+
+    plan: PipelinePlan
+    place: Place
+    setup: Setup
+    stages: dict[int, StageModule]
+    runtime: Any
+    monitor: monitor.Monitor
+    sent: int
+    """Bytes that this rank sends in a step."""
+    ready: bool = True
+    """Whether the parameters have values: not those of a model on the meta device, before ``load``."""
+    taken: int = 0
+    """Steps."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters and buffers that no stage reads; the first rank keeps them."""
+
+    def step(self, *inputs: Tensor | None, target: Any = None) -> Tensor:
+        """Forward and backward of one batch; gradients are added to ``.grad``.  The mean loss, on every rank.
+
+        The whole batch on every rank, or None where a rank reads nothing of it: the first reads ``inputs``, the last
+        ``target``, which the loss function gets with the model's results.  Dimension 0 is the batch.
+
+        Raises:
+            BadBatch: not as many samples as the plan has in its micro-batches, or an input missing on this rank.
+            RankLost: another process is gone.
+            StageFailed: the model's own code raised.
+        """
+        return self._run(inputs, target, train=True)
+
+    def evaluate(self, *inputs: Tensor | None, target: Any = None) -> Tensor:
+        """The mean loss of one batch, without gradients."""
+        with torch.no_grad():
+            return self._run(inputs, target, train=False)
+
+    def _run(self, inputs: Sequence[Tensor | None], target: Any, train: bool) -> Tensor:
+        if not self.ready:
+            raise NotLoaded()
+        args, given, target = self._batch(inputs, target)
+        kept = reduce.take_gradients(self.parameters()) if train else {}
+        losses: list[Tensor] = []
+        run = self.runtime.step if train else self.runtime.eval
+        start = time.perf_counter()
+        if train:
+            self.monitor.begin()
+        with failures(self):
+            extra = {"return_outputs": False} if train else {}
+            run(*args, target=target, losses=losses, **extra, **given)
+            if train:
+                self.setup.replicas.finish()
+                reduce.sum_shared(self.plan, self.place, self.stages)
+                reduce.put_back(kept)
+            loss = self._mean(losses)
+        if train:
+            self.monitor.steps.append(time.perf_counter() - start)
+            self.taken += 1
+        return loss
+
+    def _batch(self, inputs: Sequence[Tensor | None], target: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Any]:
+        """What the runtime gets on this rank: arguments of the first stage, inputs by name, and the target."""
+        names, size = self.setup.traced.inputs, self.plan.microbatches * self.plan.microbatch_size
+        if len(inputs) not in (0, len(names)):
+            raise BadBatch(f"the model takes {len(names)} inputs, and {len(inputs)} were given", "give all of them")
+        known = dict(zip(names, inputs))
+        for name, x in (*known.items(), ("target", target)):
+            if isinstance(x, Tensor) and x.dim() and x.shape[0] != size:
+                raise BadBatch(
+                    f"{name} has {x.shape[0]} samples, and the plan {self.plan.microbatches} micro-batches of {self.plan.microbatch_size}",
+                    f"give {size} samples, drop or fill up the last batch, or plan for another batch",
+                )
+        mine = self.plan.stages_of(self.place.rank)
+        for stage in mine:
+            if missing := [name for name in stage.inputs if known.get(name) is None]:
+                raise BadBatch(
+                    f"rank {self.place.rank} reads {missing[0]}, which is None there", "give it on that rank"
+                )
+        place = self.setup.device
+        first = mine[0].inputs if mine[0].index == 0 else ()
+        args = tuple(known[name].to(place) for name in first)  # type: ignore[union-attr]
+        later = [name for s in mine if s.index > 0 for name in s.inputs]
+        given = {GIVEN + name: known[name].to(place) for name in later}  # type: ignore[union-attr]
+        if mine[-1].index < len(self.plan.stages) - 1:
+            return args, given, None
+        if target is None:
+            return args, given, torch.zeros(self.plan.microbatches, 1, device=place)  # the loss function takes none
+        return args, given, target.to(place)
+
+    def _mean(self, losses: Sequence[Tensor]) -> Tensor:
+        found = torch.zeros((), device=self.setup.device)
+        if losses:
+            found = torch.stack([x.detach().float() for x in losses]).sum()
+        last = self.plan.stages[-1].rank
+        dist.broadcast(found, self.place.members[last], group=self.place.group)
+        return found
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's, by the model's first name for each; one that two of its stages share comes once."""
+        seen: set[int] = set()
+        for stage in self.stages.values():
+            for name, p in stage.named_parameters():
+                if id(p) not in seen:
+                    seen.add(id(p))
+                    yield name, p
+
+    def parameters(self) -> list[nn.Parameter]:
+        """For the optimizer of this rank."""
+        return [p for _, p in self.named_parameters()]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's parameters and buffers under all names that the model has for them; together, the model's own."""
+        found = dict(self.extra)
+        for stage in self.stages.values():
+            for name, value in stage.state_dict().items():
+                for each in self.setup.names.get(name, (name,)):
+                    found[each] = value
+        return found
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Everybody's, gathered on every rank of the pipeline, on the CPU: what the model's ``load_state_dict`` takes."""
+        mine = {k: checkpoint.whole(v).cpu() for k, v in self.state_dict().items()}
+        found: list[Any] = [None] * self.plan.ranks
+        dist.all_gather_object(found, mine, group=self.place.group)
+        return {k: v for part in found for k, v in part.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's share of a state with the model's names; what it does not need may be missing or there.
+
+        Raises:
+            PlanMismatch: a name or a shape is missing.
+        """
+        with torch.no_grad():
+            for name, value in self.state_dict().items():
+                if name not in state or state[name].shape != value.shape:
+                    raise PlanMismatch(
+                        f"the state has no {name} of shape {tuple(value.shape)}", "give this model's state"
+                    )
+                value.copy_(checkpoint.like(state[name], value))
+        self.ready = True
+
+    def report(self) -> monitor.Report:
+        """What all ranks measured over the last steps; all of them ask."""
+        return monitor.gather(self.monitor, self.plan, self.place.rank, self.sent, self.place.group)
+
+
+def pipeline(
+    model: nn.Module,
+    example_inputs: Sequence[Tensor],
+    *,
+    plan: PipelinePlan,
+    loss: Loss | None = None,
+    reduction: str = "mean",
+    options: Mapping[str, object] | None = None,
+    compiled: bool = True,
+    mesh: DeviceMesh | None = None,
+    replicas: str | reduce.Replicas = "ddp",
+    device: torch.device | str | None = None,
+    timeout: float = 600.0,
+) -> Pipeline:
+    """The stages that this process owns, ready to train; every process that torchrun started calls it alike.
+
+    Args:
+        model: the whole model, on any device; on the meta device, ``load`` or ``load_state_dict`` gives it values.
+        example_inputs: one whole batch, as ``plan_pipeline`` was given.
+        plan: the same on every rank.
+        loss: of the model's results (a tuple if several) and the target of one micro-batch.  Without it, a model that
+            gives one scalar gives its loss, and any other gives logits over classes in the last dimension.
+        reduction: ``mean`` if the loss is a mean over its samples, ``sum`` if it is a sum.
+        options: those of ``torch.compile(backend="dsc")``.
+        compiled: False runs the graphs of the stages node by node.
+        mesh: of all processes, with a dimension ``pp``, and ``dp`` or ``tp`` where there are replicas or tensor parallelism.
+        replicas: what the ``dp`` dimension does: ``ddp``, ``fsdp``, or a ``dsc.distributed.reduce.Replicas``.
+        timeout: seconds after which a silent process counts as dead, if the process group is made here.
+
+    Raises:
+        WorldMismatch: the processes are not as many as the plan has ranks.
+        PlanMismatch: the plan is for another model or other shapes, or ranks hold different plans.
+        Untraceable: the model's control flow depends on values.
+        BadMicrobatches: the batch does not fall into equal micro-batches.
+    """
+    where = torch.device(device) if device is not None else own_device()
+    start_processes(where, timeout)
+    at = place(plan, mesh, where)
+    traced = forward.trace(model, forward.microbatch(example_inputs, plan.microbatches))
+    if traced.fingerprint != plan.graph:
+        raise PlanMismatch(
+            f"it was made for the graph {plan.graph}, and this model on these inputs has {traced.fingerprint}",
+            "plan again, or give the model and the batch that it was made for",
+        )
+    chosen = opt.parse(options, None, {}) if compiled else None
+    wanted = reduce.replicas(replicas) if isinstance(replicas, str) else replicas
+    setup = Setup(
+        traced,
+        assemble.owners(model),
+        scaled(loss or default_loss, plan.microbatches, reduction),
+        chosen,
+        where,
+        wanted,
+    )
+    values = {name: t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    return build(plan, at, setup, values)
+
+
+def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tensor]) -> Pipeline:
+    """This rank's stages, with these parameters and buffers; those on the meta device get memory, but no values."""
+    traced, device = setup.traced, setup.device
+    carry = assemble.differentiable(traced)
+    watch = monitor.Monitor(device)
+    modules: dict[int, StageModule] = {}
+    engine = []
+    own: dict[str, Tensor] = {}
+    sent = 0
+    for s in plan.stages_of(at.rank):
+        parts = assemble.assemble(traced, s)
+        for name in (*parts.weights, *parts.held):
+            own.setdefault(name, _own(values.get(name, traced.constants.get(name)), device))
+        module = StageModule(parts, own)
+        arriving, leaving = (assemble.example(traced, names, carry, device) for names in (s.receives, s.sends))
+        given = assemble.example(traced, s.inputs, carry, device)
+        setup.replicas.wrap(s.index, module, at)
+        splits = any(stage == s.index and kind == "I" for stage, kind, _ in plan.orders[at.rank])
+        module.compile([*arriving, *given], setup.options, splits)
+        stage = monitor.TimedStage(
+            module,
+            s.index,
+            len(plan.stages),
+            device,
+            input_args=tuple(arriving if s.index else given),
+            output_args=tuple(leaving),
+            group=at.group,
+            dw_builder=module.weight_gradients if splits else None,
+        )
+        stage.monitor = watch
+        modules[s.index] = module
+        engine.append(stage)
+        on, back = s.index < len(plan.stages) - 1, s.index > 0
+        sent += sum(t.nbytes for t in leaving) * on + sum(t.nbytes for t in arriving if t.requires_grad) * back
+    orders = {at.member(r): [f"{s}{k}{m}" for s, k, m in order] for r, order in enumerate(plan.orders)}
+    runtime = pipeline_runtime(engine, orders, plan.microbatches, setup.loss)
+    if setup.replicas.reduces and at.dimension("dp") is not None:
+        on_reduced(runtime, lambda index: setup.replicas.reduce(index, modules[index]))
+    used = {name for s in plan.stages for name in s.state}
+    extra = {n: t for n, t in values.items() if n not in used and at.rank == 0 and not t.is_meta}
+    ready = not any(t is not None and t.is_meta for t in values.values())
+    return Pipeline(plan, at, setup, modules, runtime, watch, sent * plan.microbatches, ready, extra=extra)
+
+
+def _own(value: Tensor | None, device: torch.device) -> Tensor:
+    """The same tensor if it lies there already; else one of the same kind that does."""
+    assert value is not None
+    if value.device == device:
+        return value
+    moved = torch.empty_like(value, device=device) if value.is_meta else value.detach().to(device)
+    return nn.Parameter(moved, value.requires_grad) if isinstance(value, nn.Parameter) else moved
+
+
+def default_loss(results: Any, target: Any) -> Tensor:
+    """The model's own loss if it gives one scalar; else the mean cross entropy over the last dimension."""
+    if isinstance(results, Tensor) and results.dim() == 0:
+        return results
+    if isinstance(results, tuple):
+        raise BadBatch(f"the model gives {len(results)} results, and no loss function was given", "give loss=")
+    return F.cross_entropy(results.flatten(0, -2), target.flatten())
+
+
+def scaled(loss: Loss, microbatches: int, reduction: str) -> Loss:
+    """The share of one micro-batch in the loss of the batch."""
+    if reduction not in ("mean", "sum"):
+        raise BadBatch(f"{reduction!r} is no reduction of a loss", "give 'mean' or 'sum'")
+    share = microbatches if reduction == "mean" else 1
+    return lambda results, target: loss(results, target) / share
+
+
+def own_device() -> torch.device:
+    """The GPU that torchrun gave to this process, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    import os
+
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def start_processes(device: torch.device, timeout: float) -> None:
+    """Join the other processes, unless the script did already: NCCL for GPUs, gloo for CPUs."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+
+
+@contextmanager
+def failures(pipe: Pipeline) -> Iterator[None]:
+    """Errors of the runtime as one sentence that names the rank and the step."""
+    doing = f"step {pipe.taken}"
+    try:
+        yield
+    except DscError:
+        raise
+    except Exception as why:
+        line = (str(why.__cause__ or why).strip().splitlines() or [type(why).__name__])[0]
+        rank = dist.get_rank()
+        if any(word in str(why) for word in LOST):
+            raise RankLost(rank, doing, line) from why
+        raise StageFailed(rank, doing, f"{type(why.__cause__ or why).__name__}: {line}") from why
