@@ -9,7 +9,7 @@ The meaning of each operator stands in ``lower_pointwise.py``, ``lower_reduce.py
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -286,7 +286,8 @@ def lower(
         dtype = ops.SHORT[t.dtype]
         strides = tuple(domain.extent(s) for s in t.stride())
         stores.append((out, indexing.linear(index, strides), build.cast(v.at(index), COMPUTE[dtype])))
-    inputs = tuple(Buffer(b, ops.SHORT[ops.tensor(n).dtype]) for n, b in build.buffers.items())
+    in_place = written_inputs(build, stores)
+    inputs = tuple(Buffer(b, ops.SHORT[ops.tensor(n).dtype]) for n, b in build.buffers.items() if b not in in_place)
     targets = tuple(Buffer(f"o{i}", ops.SHORT[ops.tensor(n).dtype], "out") for i, (n, _, _) in enumerate(stores))
     made = Kernel(
         name,
@@ -297,9 +298,38 @@ def lower(
         origin,
     )
     check_nest(made)
-    return Bound(
-        collapse(drop_unread(made)), tuple(n for n in build.buffers if _read(made, build.buffers[n])) + tuple(outputs)
+    kept = tuple(n for n, b in build.buffers.items() if b not in in_place and _read(made, b))
+    return Bound(collapse(drop_unread(renamed(made, in_place))), kept + tuple(outputs))
+
+
+def written_inputs(build: Builder, stores: Sequence[tuple[Node, Extent, str]]) -> dict[str, str]:
+    """Buffers of inputs that the kernel also writes to -> the buffers of those stores.
+
+    Raises:
+        Unlowerable: such an input is read at another place than the one that is written.
+    """
+    out = {}
+    for i, (n, place, _) in enumerate(stores):
+        for target in ops.mutated(n):
+            buffer = build.buffers.get(storage_of(target))
+            if buffer is None:
+                continue
+            if any(v.op == "load" and v.access[0] == buffer and not same(v.access[1], place) for v in build.lets):
+                raise Unlowerable("reads elsewhere what it writes")
+            out[buffer] = f"o{i}"
+    return out
+
+
+def renamed(k: Kernel, buffers: Mapping[str, str]) -> Kernel:
+    """Loads of some buffers come from others, which the kernel writes to."""
+    if not buffers:
+        return k
+    lets = tuple(
+        replace(v, attr=(buffers.get(v.access[0], v.access[0]), v.access[1])) if v.op == "load" else v for v in k.lets
     )
+    loaded = {v.access[0] for v in lets if v.op == "load"}
+    made = tuple(replace(b, role="inout") if b.role == "out" and b.name in loaded else b for b in k.buffers)
+    return replace(k, lets=lets, buffers=made)
 
 
 def _read(k: Kernel, buffer: str) -> bool:

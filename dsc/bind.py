@@ -18,6 +18,8 @@ from dsc.steps import Step, storage_of
 from dsc.torch_shim import optimization_hint
 
 RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES}
+WRITES = {"copy_.default": lower_pointwise.copy_into}
+"""Opaque to every pass but ``fuse``: a write into an input."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Binder:
         form, inputs = signature(step, outputs)
         if form not in self.known:
             name = f"{self.prefix}{len(self.known)}_{_title(step)}"
-            made = lower(name, step.nodes, outputs, space(step), RULES, self.numerics, origin(step))
+            made = lower(name, step.nodes, outputs, space(step), {**RULES, **WRITES}, self.numerics, origin(step))
             used = made.nodes[: len(made.nodes) - len(outputs)]
             self.known[form] = made.kernel, tuple(inputs.index(n) for n in used)
         kernel, places = self.known[form]
@@ -58,9 +60,11 @@ def space(step: Step) -> Space:
 
 
 def results(step: Step) -> list[Node]:
-    """Tensors of the group that something outside of it reads, perhaps through views."""
+    """Tensors of the group that something outside of it reads, perhaps through views; writes into inputs."""
     inside = set(step.nodes)
-    return [n for n in step.nodes if isinstance(n.meta.get("val"), torch.Tensor) and _wanted(n, inside)]
+    return [
+        n for n in step.nodes if isinstance(n.meta.get("val"), torch.Tensor) and (ops.mutated(n) or _wanted(n, inside))
+    ]
 
 
 def _wanted(n: Node, inside: set[Node]) -> bool:
@@ -153,5 +157,6 @@ def accessed(bound: Bound) -> list[tuple[Node, int]]:
             axes = {s.name for s in index.free_symbols if s.name in extents}
             axes |= set().union(*(by_name[a].axes for a in v.args)) if v.args else set()
             touched += math.prod(extents[a] for a in axes)
-        out.append((n, (whole if b.role != "in" else min(whole, touched)) * t.element_size()))
+        moved = whole * (b.role != "in") + min(whole, touched) * (b.role != "out")
+        out.append((n, moved * t.element_size()))
     return out

@@ -111,7 +111,11 @@ def bytes_of_group(nodes: Sequence[Node]) -> int:
     inputs: dict[Node, int] = {}
     written = 0
     for n in nodes:
+        targets = ops.mutated(n)
+        written += sum(stored_bytes(ops.tensor(w)) for w in targets)
         for a in ops.tensor_operands(n):
+            if a in targets:
+                continue
             source = a
             while (
                 source not in inside and source.op == "call_function" and (ops.is_view(source) or ops.is_split(source))

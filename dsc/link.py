@@ -99,6 +99,9 @@ class Writer:
         self.escaping = self._escaping()
         self.real = self._real()
         self.names = _names(self.gm.graph.nodes)
+        for n in self.read_by_kernels:
+            for target in ops.mutated(n):  # a kernel writes into an input: that is where the result lies
+                self.names[n] = self.names[target]
         self.device = next((ops.tensor(n).device for b in self.bound.values() for n in b.nodes), torch.device("cpu"))
 
     # --- what is needed where ------------------------------------------------------------------------------------------
@@ -194,6 +197,8 @@ class Writer:
             self.flush()
 
     def allocate(self, i: int, n: Node) -> None:
+        if ops.mutated(n):
+            return
         t, name = ops.tensor(n), self.names[n]
         if self.pooled and n not in self.escaping and _symbols(t) <= self.early:
             self.slots.append(
@@ -293,8 +298,12 @@ class Writer:
         for n in step.nodes:
             for x in (*n.all_input_nodes, n):
                 seen[storage_of(x)] = None
-        done = [s for s in seen if self.last.get(s) == i and s not in self.escaping]
+        done = [s for s in seen if self.last.get(s) == i and s not in self.escaping and not self.in_place(s)]
         return self.free_lines(done)
+
+    def in_place(self, n: Node) -> bool:
+        """Whether a kernel's result is an input of the graph."""
+        return n in self.read_by_kernels and bool(ops.mutated(n))
 
     def free(self, i: int, nodes: Sequence[Node]) -> None:
         self.lines += self.free_lines(nodes)

@@ -28,7 +28,8 @@ class Canonicalize(Pass):
     2. ``nll_loss_forward`` with a mean or a sum -> a loss a row, and the sum and count of them.
     3. ``native_layer_norm_backward`` -> the input's gradient (over rows), and the parameters' (over columns).
     4. Two equal views of one tensor -> one.
-    5. Does not fire: weighted losses, dropout outside training or with p of 0 or 1, low-precision losses.
+    5. ``prims.fma(x, y, z)``, which Dynamo makes of ``addcmul_`` -> ``x * y + z``, what it runs in ATen.
+    6. Does not fire: weighted losses, dropout outside training or with p of 0 or 1, low-precision losses.
     """
 
     name: ClassVar[str] = "canonicalize"
@@ -161,7 +162,18 @@ def split_layer_norm_backward(rw: Rewriter, node: Node) -> bool:
     return True
 
 
+def split_fma(rw: Rewriter, node: Node) -> bool:
+    """prims.fma(x, y, z) -> x * y + z"""
+    x, y, z = node.args
+    with rw.gm.graph.inserting_before(node):
+        out = rw.call(node, aten.add.Tensor, rw.call(node, aten.mul.Tensor, x, y), z)
+    node.replace_all_uses_with(out)
+    rw.gm.graph.erase_node(node)
+    return True
+
+
 RULES: Mapping[str, Rule] = {
+    "prims.fma.default": split_fma,
     "native_dropout.default": split_dropout,
     "nll_loss_forward.default": split_nll,
     "native_layer_norm_backward.default": split_layer_norm_backward,

@@ -47,6 +47,8 @@ class Fuse(Pass):
     8. A lone copy, cat or fill that ATen does as well stays with ATen.
     9. Groups that only share an input join if they stand near each other: of two layers, they would keep the operands
        of both alive.
+    10. A write into an input (``copy_``) joins the group that computes the value, which then stores it there, if the
+        group reduces nothing and reads that input in no other order.
     """
 
     name: ClassVar[str] = "fuse"
@@ -82,6 +84,8 @@ class Unit:
     """Value -> whether some read shuffles it."""
     makes: list[Node] = field(default_factory=list)
     low: int = 0
+    writes: frozenset[Node] = frozenset()
+    """Inputs of the graph that it writes to (case 10)."""
 
 
 @dataclass
@@ -137,6 +141,8 @@ def build(gm: GraphModule) -> Web:
     last_write: dict[Node, int] = {}
     touched: dict[Node, set[int]] = {}
     last_ordered: int | None = None
+    # what a backward is given may come in other strides than the trace foresaw, and in memory of its own
+    forward = not any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
     for node in gm.graph.nodes:
         if node.op == "output":
             web.pinned.update(value_of(a)[0] for a in node.all_input_nodes)
@@ -152,8 +158,11 @@ def build(gm: GraphModule) -> Web:
         if is_transparent(node):
             continue
         place = web.order[node]
-        why = ops.why_not_fused(node)
+        in_place = forward and writes_input(node)
+        why = None if in_place else ops.why_not_fused(node)
         unit = Unit(place, [node], None if why else domain.of(node), makes=[node], low=place)
+        if in_place:
+            unit.writes = frozenset(ops.mutated(node))
         web.units[place] = unit
         web.maker[node] = place
         web.size[node] = bytes_of(node)
@@ -162,7 +171,8 @@ def build(gm: GraphModule) -> Web:
         written = {value_of(n)[0] for n in ops.mutated(node)}
         for arg in node.all_input_nodes:
             value, shuffled = value_of(arg)
-            read(web, unit, value, shuffled)
+            if value not in unit.writes:
+                read(web, unit, value, shuffled)
             if unit.space is None:
                 web.pinned.add(value)
             # writes in place: after every earlier reader of the storage, before every later one
@@ -180,6 +190,19 @@ def build(gm: GraphModule) -> Web:
             last_ordered = place
     find_below(web)
     return web
+
+
+def writes_input(node: Node) -> bool:
+    """Case 10: ``copy_(input, value)``, of dtypes and layouts that a kernel can store."""
+    if ops.name_of(node) != "copy_.default" or node.users or len(node.args) != 2 or node.kwargs:
+        return False
+    target, source = node.args
+    if not (isinstance(target, Node) and isinstance(source, Node) and target.op == "placeholder"):
+        return False
+    t, v = target.meta.get("val"), source.meta.get("val")
+    if not (isinstance(t, torch.Tensor) and isinstance(v, torch.Tensor)):
+        return False
+    return ops.is_plain(t) and ops.is_plain(v) and t.dtype == v.dtype and t.shape == v.shape and t.device == v.device
 
 
 def read(web: Web, unit: Unit, value: Node, shuffled: bool) -> None:
@@ -214,6 +237,8 @@ def saving(web: Web, a: Unit, b: Unit) -> int:
 def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
     """The nest of the two as one, or None."""
     assert a.space is not None and b.space is not None
+    if a.writes or b.writes:
+        return joined_in_place(a, b)
     if any(v in y.reads for x, y in ((a, b), (b, a)) for v in x.makes):
         first, second = (a, b) if any(v in b.reads for v in a.makes) else (b, a)
         shuffles = any(second.reads.get(v, False) for v in first.makes)
@@ -226,6 +251,16 @@ def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
         return None
     met = domain.meet(a.space, b.space)
     return met if met is not None and enough_parallel(met) else None
+
+
+def joined_in_place(a: Unit, b: Unit) -> Space | None:
+    """Case 10: what is written has been read at the same index, if at all."""
+    assert a.space is not None and b.space is not None
+    if a.space.reduces or b.space.reduces or any(x.reads.get(w, False) for x in (a, b) for w in a.writes | b.writes):
+        return None
+    if any(x.reads.get(v, False) for x, y in ((a, b), (b, a)) for v in y.makes):
+        return None
+    return domain.meet(a.space, b.space)
 
 
 def enough_parallel(space: Space) -> bool:
@@ -282,7 +317,7 @@ def join(web: Web, a: Unit, b: Unit, space: Space) -> Unit:
         link(web, a.id, s)
     a.succs.discard(b.id)
     a.preds.discard(b.id)
-    a.space, a.low = space, min(a.low, b.low)
+    a.space, a.low, a.writes = space, min(a.low, b.low), a.writes | b.writes
     for v in a.makes:
         if v in a.reads and not web.outside(v, {a.id}):
             web.readers[v].discard(a.id)
@@ -350,6 +385,7 @@ def join_small(web: Web, limit: int, launch_bytes: float) -> None:
             and len(previous.nodes) + len(unit.nodes) <= limit
             and not cyclic(web, previous, unit)
             and not any(v in unit.reads for v in previous.makes)
+            and not (previous.writes or unit.writes)
         ):
             assert unit.space is not None
             previous = join(web, previous, unit, unit.space)
@@ -385,6 +421,7 @@ def why_apart(web: Web, maker: Unit, reader: Unit, limit: int) -> str:
 
 def moved(web: Web, unit: Unit) -> int:
     written = sum(web.size[v] for v in unit.makes if web.outside(v, {unit.id}))
+    written += sum(bytes_of(w) for w in unit.writes)
     return written + sum(web.size[v] for v in unit.reads if web.maker.get(v) != unit.id)
 
 
@@ -394,7 +431,7 @@ def moved(web: Web, unit: Unit) -> int:
 def duplicate(gm: GraphModule, web: Web, limit: int) -> None:
     """Case 5, from the last producer to the first, so that chains move as a whole."""
     for unit in reversed(web.live()):
-        if unit.space is None or unit.space.reduces or any(v in unit.reads for v in unit.makes):
+        if unit.space is None or unit.space.reduces or unit.writes or any(v in unit.reads for v in unit.makes):
             continue
         readers = sorted({r for v in unit.makes for r in web.readers.get(v, ())} - {unit.id})
         homes = [web.units[r] for r in readers if web.units[r].space is not None]
@@ -405,6 +442,8 @@ def duplicate(gm: GraphModule, web: Web, limit: int) -> None:
         again = sum(web.size[v] for h in homes for v in unit.makes if v in h.reads)
         written = 0 if needed else sum(web.size[v] for v in unit.makes)
         if cost > again + written or (needed and cost >= again):
+            continue
+        if any(h.writes for h in homes):
             continue
         if any(len(h.nodes) + len(unit.nodes) > limit for h in homes) or len(unit.nodes) > limit // 4:
             continue
@@ -476,7 +515,7 @@ def erase_with_views(gm: GraphModule, node: Node) -> None:
 # --- marking -----------------------------------------------------------------------------------------------------------
 
 ATEN_IS_AS_GOOD = frozenset(
-    "clone.default cat.default stack.default full.default full_like.default zeros.default zeros_like.default ones.default "
+    "clone.default copy_.default cat.default stack.default full.default full_like.default zeros.default zeros_like.default ones.default "
     "ones_like.default new_zeros.default new_ones.default new_full.default arange.default arange.start "
     "arange.start_step scalar_tensor.default flip.default".split()
 )

@@ -22,7 +22,7 @@ from dsc.ops.kinds import (
     tensor_operands,
     value,
 )
-from dsc.ops.refusals import why_not_fused
+from dsc.ops.refusals import is_plain, why_not_fused
 
 __all__ = [
     "SHORT",
@@ -30,6 +30,7 @@ __all__ = [
     "OpInfo",
     "info",
     "is_ordered",
+    "is_plain",
     "is_split",
     "is_view",
     "may_fail",

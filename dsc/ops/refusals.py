@@ -293,6 +293,12 @@ def _unforetold_strides(node: Node, operands: list[torch.Tensor]) -> bool:
     return layout.differ(layout.pointwise_strides(operands, t.shape), t.stride(), t.shape)
 
 
+def is_plain(t: torch.Tensor) -> bool:
+    """A strided tensor with elements, which a kernel can load and store."""
+    plain = t.layout == torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg())
+    return t.dtype in SHORT and plain and not any(isinstance(d, int) and d == 0 for d in t.shape)
+
+
 def why_not_fused(node: Node) -> str | None:
     """None if a kernel may compute the node, else why ATen must, in a few words."""
     kind = info(node).kind
