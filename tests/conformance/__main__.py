@@ -33,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compare", default="", help="other backends, such as eager,aot_eager,inductor")
     parser.add_argument("--backend", default="dsc", help="what to test")
     parser.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
+    parser.add_argument("--device", default="cpu", help="where the programs run, such as cuda; not for operators")
     parser.add_argument("--dtypes", default="", help="of the operators; default: float32,int64,bool,bfloat16,float16")
     parser.add_argument("--samples", type=int, default=2, help="of an operator and dtype")
     parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), help="processes at once")
@@ -62,8 +63,10 @@ def chosen(options: argparse.Namespace, settings: Settings, console: Console) ->
     return programs[k::n]
 
 
-def run(program: Program, settings: Settings, threads: int) -> Outcome:
+def run(program: Program, settings: Settings, threads: int, device: str) -> Outcome:
     """In the program's own process."""
+    if device != "cpu":
+        torch.set_default_device(device)
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -92,7 +95,7 @@ def main() -> int:
             os.environ.update(DSC_CACHE_DIR=f"{folder}/dsc", TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor")
         task = bar.add_task("conformance", total=len(jobs))
         bar.refresh()
-        todo = [partial(run, p, s, threads) for p, s in jobs]
+        todo = [partial(run, p, s, threads, options.device) for p, s in jobs]
         for i, outcome in isolate.run_all(todo, options.jobs, options.timeout):
             program, s = jobs[i]
             results.append(Result(program, s.backend, outcome))

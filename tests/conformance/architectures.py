@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance import case
+
 SMALL: dict[str, object] = {
     **dict.fromkeys("hidden_size d_model n_embd dim embedding_size emb_dim embed_dim d_embed".split(), 64),
     **dict.fromkeys("num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers".split(), 2),
@@ -104,7 +106,8 @@ def build(name: str, dropout: float | None = None) -> Subject:
         if size > LARGEST:
             raise ValueError(f"{name} has {size / 1e6:.0f} M parameters")
         torch.manual_seed(0)
-        return Subject(kind, auto.from_config(config), batch(kind, config))
+        inputs = {k: t.to(torch.get_default_device()) for k, t in batch(kind, config).items()}
+        return Subject(kind, auto.from_config(config).to(torch.get_default_device()), inputs)
     raise KeyError(f"{name} has no head")
 
 
@@ -121,10 +124,10 @@ def batch(kind: str, config: Any) -> dict[str, Tensor]:
     if kind == "image":
         size = getattr(config, "image_size", 64)
         size = size if isinstance(size, int) else size[0]
-        images = torch.randn(2, getattr(config, "num_channels", 3), size, size, generator=g)
-        return {"pixel_values": images, "labels": torch.randint(0, 4, (2,), generator=g)}
-    ids = torch.randint(4, min(256, getattr(config, "vocab_size", 256)), (2, 32), generator=g)
-    labels = torch.randint(0, 2, (2,), generator=g) if kind == "sequence" else ids.clone()
+        images = torch.randn(2, getattr(config, "num_channels", 3), size, size, generator=g, device="cpu")
+        return {"pixel_values": images, "labels": torch.randint(0, 4, (2,), generator=g, device="cpu")}
+    ids = torch.randint(4, min(256, getattr(config, "vocab_size", 256)), (2, 32), generator=g, device="cpu")
+    labels = torch.randint(0, 2, (2,), generator=g, device="cpu") if kind == "sequence" else ids.clone()
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
@@ -142,7 +145,7 @@ def step(subject: Subject, forward: Callable[..., Any], seed: int = 1) -> Step:
     loss = out.loss if out.loss is not None else out[0].float().square().mean()
     loss.backward()
     named = {n: p.grad.detach().clone() for n, p in subject.model.named_parameters() if p.grad is not None}
-    return Step(loss.detach().clone(), named, torch.get_rng_state())
+    return Step(loss.detach().clone(), named, case.generator_state())
 
 
 def compare(name: str, backend: str, dynamic: bool | None = None, dropout: float | None = None) -> None:

@@ -126,12 +126,17 @@ def call(case: Case, fn: Callable[..., Any], number: int, arguments: tuple[Any, 
         if case.grad:
             out.gradients = gradients(fn, results, inputs, number)
         out.inputs = [t.detach().clone() for t in inputs]
-        out.generator = torch.get_rng_state()
+        out.generator = generator_state()
         if case.check is not None:
             case.check(out.results, inputs, out.gradients)
     except Exception as e:
         out.error = e
     return out
+
+
+def generator_state() -> Tensor:
+    """Of the generator of the device on which programs run."""
+    return torch.cuda.get_rng_state() if torch.get_default_device().type == "cuda" else torch.get_rng_state()
 
 
 def gradients(fn: object, results: list[Tensor], inputs: list[Tensor], number: int) -> list[Tensor | None]:
@@ -140,8 +145,8 @@ def gradients(fn: object, results: list[Tensor], inputs: list[Tensor], number: i
     outs = [t for t in results if t.requires_grad]
     cotangents = []
     for t in outs:
-        c = torch.randn(t.shape, generator=generator, dtype=torch.float64)
-        cotangents.append((torch.complex(c, c.flip(0) if c.dim() else c) if t.is_complex() else c).to(t.dtype))
+        c = torch.randn(t.shape, generator=generator, dtype=torch.float64, device="cpu")
+        cotangents.append((torch.complex(c, c.flip(0) if c.dim() else c) if t.is_complex() else c).to(t))
     wanted = [t for t in inputs if t.requires_grad and t.is_leaf]
     if isinstance(fn, nn.Module):
         wanted += [p for p in fn.parameters() if p.requires_grad]
@@ -233,14 +238,14 @@ def dense(t: Tensor) -> bool:
 
 def randn(*shape: int, seed: int = 0, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
     """Normal numbers, the same for the same seed."""
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x.to(dtype).requires_grad_(grad)
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
+    return x.to(torch.get_default_device(), dtype).requires_grad_(grad)
 
 
 def rand(*shape: int, seed: int = 0, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers of [0, 1), the same for the same seed."""
-    x = torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x.to(dtype).requires_grad_(grad)
+    x = torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
+    return x.to(torch.get_default_device(), dtype).requires_grad_(grad)
 
 
 def brief(e: BaseException | None) -> str:

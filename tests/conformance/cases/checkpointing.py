@@ -24,7 +24,7 @@ def dropout_block() -> Case:
 
     def check(outs: list[Any], ins: list[Tensor], grads: list[Tensor | None]) -> None:
         o = outs[0].detach()
-        c = torch.randn(o.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).float()
+        c = torch.randn(o.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64, device="cpu").to(o)
         torch.testing.assert_close(grads[0], c * (o != 0) / 0.6 * ins[1].detach(), rtol=1e-4, atol=1e-5)
         assert 0.45 < (o != 0).float().mean() < 0.75
 
