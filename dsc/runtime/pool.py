@@ -15,6 +15,7 @@ import torch
 from dsc.domain import Extent
 from dsc.packing import Layout, aligned, pack, span_bytes
 from dsc.program import Slot
+from dsc.torch_shim import raw_stream
 
 KEPT_LAYOUTS = 16
 """Size combinations of one program whose layouts are remembered."""
@@ -25,6 +26,8 @@ class Arena:
     """One block of memory and the tensors laid out in it."""
 
     block: torch.Tensor
+    stream: int = 0
+    """Of a GPU: kernels of another stream may still read from it."""
     laid: dict[tuple[Buffers, tuple[int, ...]], tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
 
@@ -32,18 +35,20 @@ class Arena:
 class Pool:
     """Arenas shared by the programs of one compiled function: forward and backward never run at one time.
 
-    A call takes an arena and gives it back; calls on several threads get an arena each.
+    A call takes an arena and gives it back; calls on several threads or streams get an arena each.
     """
 
     free: list[Arena] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, nbytes: int, device: torch.device) -> Arena:
+        stream = raw_stream(device.index or 0) if device.type == "cuda" else 0
         with self.lock:
-            arena = self.free.pop() if self.free else None
-        if arena is None or arena.block.numel() < nbytes or arena.block.device != device:
+            fits = (i for i, a in enumerate(self.free) if a.stream == stream and a.block.device == device)
+            arena = self.free.pop(i) if (i := next(fits, None)) is not None else None
+        if arena is None or arena.block.numel() < nbytes:
             with torch.inference_mode(False):  # or no later call could write to it outside of inference mode
-                arena = Arena(torch.empty(nbytes, dtype=torch.uint8, device=device))
+                arena = Arena(torch.empty(nbytes, dtype=torch.uint8, device=device), stream)
         return arena
 
     def give(self, arena: Arena) -> None:
