@@ -28,8 +28,8 @@ class Memory(Pass):
     2. If the plan of ``recompute`` fits, it is kept.  Else the portfolio is full checkpointing, minimum cuts of the whole
        forward, and a dynamic program over a chain of blocks that may run parts of the forward several times.
     3. What runs again does so just before its reader.  A cheap value is computed for each reader anew.
-    4. Never run again: random calls (masks are saved), collectives, calls with effects, operators of other libraries,
-       sums whose order CUDA leaves open, and what reads an input that the graph writes.
+    4. Never run again: collectives, calls with effects, operators of other libraries, sums whose order CUDA leaves open,
+       and what reads an input that the graph writes.  Random calls run again from the state that their generator had.
     5. Checkpoint tags bind: what a region makes inside is not saved, what a policy must save is.
     6. ``file``: a plan for this very graph that lies there is applied unchanged; else the new one is put there.
 

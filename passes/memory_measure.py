@@ -9,7 +9,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from dsc import cost, liveness, ops
 from dsc.passes.fuse import Fuse
-from dsc.passes.memory_problem import Extracted, call_again, is_dropped, makes
+from dsc.passes.memory_again import call_again, is_dropped
+from dsc.passes.memory_apply import wholes
+from dsc.passes.memory_problem import Extracted, makes
 from dsc.passes.solve.activations import Stretch
 from dsc.steps import steps, storage_of
 from dsc.target import Target
@@ -84,9 +86,13 @@ def stretch(found: Extracted, script: Sequence[int], results: Collection[int]) -
 
     marker = graph.call_function(torch.ops.aten.sym_size.int)
     first = marker
-    for n in wanted:
-        first_run = not is_dropped(n) or ops.operand(n, 0) in wanted
-        new = graph.node_copy(n, operand) if first_run else call_again(graph, n, operand)
+    again = any(not found.problem.ops[o].forward for o in script)
+    for n, whole in zip(wanted, wholes(wanted)):
+        made = is_dropped(n) and ops.operand(n, 0) in held
+        if made or not (again and found.joint.forward.get(n.name) is n):
+            new = graph.node_copy(n, operand)
+        else:
+            new = call_again(graph, n, operand, lambda _, whole=whole: whole)  # type: ignore[misc]
         if not makes(n, found.root) or not isinstance(ops.value(n), torch.Tensor):
             held[n] = new
         for m in makes(n, found.root):

@@ -87,7 +87,8 @@ class Search:
     def run(self, origin: str, plan: Schedule) -> Program:
         """The program of a schedule: split, fused, with the bytes alive at each of its steps."""
         script = [self.found.nodes[o] for o in plan.script]
-        forward, backward, saved = halves(self.gm, self.found, script)
+        kept = [self.found.values[v] for v in plan.saved]
+        forward, backward, saved = halves(self.gm, self.found, kept, script)
         for graph in (forward, backward):
             for p in (Canonicalize(), Fuse()) if self.fused else ():
                 p.run(graph, self.target)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dsc import cost, domain, liveness, ops
 from dsc.passes import recompute
+from dsc.passes.memory_again import inputs_again, is_dropped, needs_form_only, why_not_again
 from dsc.passes.recompute import Joint
 from dsc.passes.solve import mincut
 from dsc.passes.solve.activations import Op, Problem, Value
@@ -21,12 +22,6 @@ from dsc.torch_shim import OpOverload
 
 SAVES = (CheckpointPolicy.MUST_SAVE,)
 REPEATS = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-PURE_NAMESPACES = frozenset({"aten", "prims", "dsc"})
-UNSTEADY = frozenset(
-    "index_put scatter_add scatter_reduce index_add index_reduce bincount histc cumsum_backward _unsafe_index_put "
-    "put scatter".split()
-)
-"""Sums in an order that CUDA does not fix: twice is not the same."""
 
 
 @dataclass(frozen=True)
@@ -100,65 +95,6 @@ def default(gm: GraphModule, joint: Joint) -> mincut.Plan:
     return mincut.solve(recompute.extract(gm, joint))
 
 
-def why_not_again(node: Node, joint: Joint) -> str | None:
-    """Why a forward call must not run twice; None if it may.
-
-    1. Random numbers are drawn once: the mask is saved, from which the result of a dropout can be had again.  Attention without dropout draws none, whatever its tag says.
-    2. Collectives, calls that write to an operand, and calls with effects run once.
-    3. Operators of other libraries promise nothing; higher-order calls hide a graph.
-    4. Sizes that the data decide, and sums whose order CUDA does not fix, may come out otherwise.
-    5. What reads an input that the graph writes would read what was written.
-    """
-    target = node.target
-    if is_dropped(node):
-        return None
-    if not isinstance(target, OpOverload):
-        return "a call that hides a graph"
-    kind = ops.info(node).kind
-    if kind == "collective":
-        return "a collective"
-    if torch.Tag.nondeterministic_seeded in target.tags and not draws_nothing(node):
-        return "it draws random numbers"
-    if target._schema.is_mutable or node.is_impure(impure_random=False):
-        return "it writes to an operand"
-    if target.namespace not in PURE_NAMESPACES:
-        return "an operator that promises nothing"
-    if torch.Tag.dynamic_output_shape in target.tags or torch.Tag.data_dependent_output in target.tags:
-        return "its size depends on data"
-    if target.overloadpacket.__name__ in UNSTEADY:
-        return "a sum whose order is not fixed"
-    if any(joint.root.get(a, a) in joint.written for a in inputs_again(node)):
-        return "it reads an input that the graph writes"
-    return None
-
-
-def inputs_again(node: Node) -> list[Node]:
-    """What a call reads when it runs again (see ``call_again``)."""
-    if is_dropped(node):
-        dropout = ops.operand(node, 0)
-        mask = mask_of(dropout)
-        return [ops.operand(dropout, 0)] + ([mask] if mask is not None else [])
-    unused = {a for a in node.args[3:5] if isinstance(a, Node)} if is_training_norm(node) else set()
-    return [a for a in node.all_input_nodes if a not in unused]
-
-
-def is_training_norm(node: Node) -> bool:
-    """A batch norm that normalizes by its batch, with weights that can stand in for the statistics that it updates."""
-    if ops.name_of(node) != "_native_batch_norm_legit_functional.default" or node.args[5] is not True:
-        return False
-    weight, mean = node.args[1], node.args[3]
-    if not isinstance(weight, Node) or not isinstance(mean, Node):
-        return False
-    return ops.tensor(weight).dtype == ops.tensor(mean).dtype
-
-
-def draws_nothing(node: Node) -> bool:
-    """Whether a call that may draw random numbers has a dropout of 0."""
-    given = cost.arguments(node)
-    rates = [given[k] for k in ("dropout_p", "dropout", "p") if k in given]
-    return bool(rates) and rates[0] == 0 and cost.unit(node) == "attention"
-
-
 def has_effect(node: Node) -> bool:
     """Whether a call must run though nobody reads its results."""
     return bool(ops.mutated(node)) or node.is_impure() or ops.is_ordered(node)
@@ -167,41 +103,6 @@ def has_effect(node: Node) -> bool:
 def is_transparent(node: Node) -> bool:
     """Views and pieces: the same storage."""
     return node.op == "call_function" and (ops.is_view(node) or ops.is_split(node))
-
-
-def is_dropped(node: Node) -> bool:
-    """The result of a dropout whose mask is a value of its own: from that it can be computed again, with no new draw."""
-    if ops.info(node).kind != "item" or node.args[1] != 0 or not isinstance(node.args[0], Node):
-        return False
-    dropout = node.args[0]
-    if ops.name_of(dropout) != "native_dropout.default" or mask_of(dropout) is None:
-        return False
-    return dropout.args[2] is True and isinstance(dropout.args[1], float) and 0 < dropout.args[1] < 1
-
-
-def mask_of(dropout: Node) -> Node | None:
-    return next((u for u in dropout.users if u.args[1] == 1), None)
-
-
-def call_again(graph: Graph, node: Node, where: Callable[[Node], Node]) -> Node:
-    """The copy of a call that runs again, with its operands as ``where`` gives them.
-
-    1. A batch norm in training: nobody reads its new statistics, and its weight stands in for the old ones.
-    2. The result of a dropout is what its backward would make of the input: ``x * mask / (1 - p)``.
-    """
-    if is_training_norm(node):
-        weight = node.args[1]
-        return graph.node_copy(node, lambda a: where(weight if a in node.args[3:5] else a))  # type: ignore[arg-type]
-    if not is_dropped(node):
-        return graph.node_copy(node, where)
-    dropout = ops.operand(node, 0)
-    mask, p = mask_of(dropout), dropout.args[1]
-    assert mask is not None and isinstance(p, float)
-    operands = (where(ops.operand(dropout, 0)), where(mask), 1.0 / (1.0 - p))
-    new = graph.call_function(torch.ops.aten.native_dropout_backward.default, operands)
-    new.meta = {**node.meta}
-    new.meta.pop("dsc", None)
-    return new
 
 
 def is_call(node: Node, root: Mapping[Node, Node]) -> bool:
@@ -282,7 +183,7 @@ def _op(
         n.name,
         tuple(reads.items()),
         tuple(number[m] for m in makes(n, root)),
-        cost.flops(n) / cost.rate(n, target),
+        cost.flops(n) / cost.rate(n, target) + _blank_seconds(n, target),
         forward,
         forward and why_not_again(n, joint) is None,
         fuses,
@@ -291,6 +192,13 @@ def _op(
         cost.unit(n) != "vector",
         ops.name_of(n),
     )
+
+
+def _blank_seconds(n: Node, target: Target) -> float:
+    """What a dropout that runs again for its mask moves besides: its operand and its result."""
+    if ops.name_of(n) != "native_dropout.default" or not needs_form_only(n):
+        return 0.0
+    return 2 * liveness.nbytes(ops.operand(n, 0)) / (target.bandwidth * cost.BANDWIDTH_EFFICIENCY)
 
 
 def _nbytes(n: Node) -> int:

@@ -24,9 +24,10 @@ from dsc.partition import partition
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
+from dsc.passes.memory_again import is_dropped
 from dsc.passes.memory_apply import rebuilt
 from dsc.passes.memory_plan import Search
-from dsc.passes.memory_problem import extract, is_dropped
+from dsc.passes.memory_problem import extract
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
 from dsc.watch import Watcher
