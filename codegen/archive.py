@@ -1,8 +1,9 @@
-"""Compiled kernels as one file, for a machine that is like this one: the nodes of a cluster, a container image.
+"""Compiled kernels and graphs as one file, for a machine that is like this one: the nodes of a cluster, an image.
 
-The file is a gzipped tar of libraries, their sources, and ``manifest.json`` with a SHA-256 of each.  A library is
-machine code: import what you would run.  Of an archive only files of our naming are taken, and of those only what is
-whole and whose name is the hash of its source with the compiler, flags and processor of this machine.
+The file is a gzipped tar of libraries, their sources, graphs, and ``manifest.json`` with a SHA-256 of each.  A library is
+machine code, and a graph is code too: import what you would run.  Of an archive only files of our naming are taken, and
+of those only what is whole; of libraries those whose name is the hash of their source with the compiler, flags and
+processor of this machine.  (A graph of another version of dsc or PyTorch is never asked for.)
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def write(folder: Path, file: Path) -> tuple[int, int]:
     Raises:
         BadArchive: the file cannot be written.
     """
-    found = [e for e in cache.entries(folder) if len(e.files) == 2]
+    found = [e for e in cache.entries(folder) if len(e.files) == (1 if e.is_graph else 2)]
     contents = {p.name: p.read_bytes() for e in found for p in e.files}
     manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}).encode()
     partial = file.with_name(f".{file.name}.{os.getpid()}")
@@ -72,14 +73,14 @@ def read(file: Path, folder: Path, compiler: str) -> Imported:
     keys = {m["key"] for name in contents if (m := cache.NAME.fullmatch(name))}
     taken = present = 0
     for key in sorted(keys):
-        pair = {name: contents[name] for name in (f"{key}.cpp", f"{key}.so") if name in contents}
-        if not fits(key, pair, manifest, compiler):
+        files = {name: contents[name] for name in (f"{key}.cpp", f"{key}.so", f"{key}.graph") if name in contents}
+        if not fits(key, files, manifest, compiler):
             continue
-        if (folder / f"{key}.so").exists():
+        if (folder / [*files][-1]).exists():
             present += 1
             continue
-        for name, data in pair.items():  # the source first: a library without one could not be exported again
-            place(folder / name, data)
+        for name, data in files.items():  # the source first: a library without one could not be exported again
+            cache.place(folder / name, data)
         taken += 1
     return Imported(taken, present, len(keys) - taken - present)
 
@@ -100,21 +101,18 @@ def members(file: Path) -> dict[str, bytes]:
     return out
 
 
-def fits(key: str, pair: Mapping[str, bytes], manifest: Mapping[str, str], compiler: str) -> bool:
-    """Whether both files are there, are what was exported, and were made as this machine would make them."""
-    if len(pair) < 2 or not isinstance(manifest, dict):
+def fits(key: str, files: Mapping[str, bytes], manifest: Mapping[str, str], compiler: str) -> bool:
+    """Whether the entry is whole, is what was exported, and its library what this machine would make."""
+    if not isinstance(manifest, dict):
         return False
-    if any(hashlib.sha256(data).hexdigest() != manifest.get(name) for name, data in pair.items()):
+    if any(hashlib.sha256(data).hexdigest() != manifest.get(name) for name, data in files.items()):
+        return False
+    if [*files] == [f"{key}.graph"]:
+        return True
+    if [*files] != [f"{key}.cpp", f"{key}.so"]:
         return False
     try:
-        source = pair[f"{key}.cpp"].decode()
+        source = files[f"{key}.cpp"].decode()
     except UnicodeDecodeError:
         return False
     return build.key(source, compiler) == key
-
-
-def place(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.chmod(0o700)
-    partial.replace(path)

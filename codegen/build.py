@@ -60,18 +60,28 @@ def build(source: str, cache_dir: Path, compiler: str) -> Library:
     """Compile ``source``, or find it compiled, and load it."""
     guard(cache_dir)
     path = cache_dir / f"{key(source, compiler)}.so"
-    if _trusted(path):
-        try:
-            library = Library(path, ctypes.CDLL(str(path)))
-        except OSError:
-            if path.exists():
-                raise
-        else:
-            cache.mark_used(path)
-            return library
-    _compile(source, path, compiler)  # not there, or deleted by another process just now
-    library = Library(path, ctypes.CDLL(str(path)))
+    if (found := _load(path)) is not None:
+        return found
+    with cache.alone(path.with_suffix(".lock")):
+        if (found := _load(path)) is not None:
+            return found  # another process built it meanwhile
+        _compile(source, path, compiler)
+        library = Library(path, ctypes.CDLL(str(path)))
     cache.evict(cache_dir, spare=path.stem)
+    return library
+
+
+def _load(path: Path) -> Library | None:
+    """The library, if it is there."""
+    if not cache.trusted(path):
+        return None
+    try:
+        library = Library(path, ctypes.CDLL(str(path)))
+    except OSError:
+        if path.exists():
+            raise
+        return None  # deleted by another process just now
+    cache.mark_used(path)
     return library
 
 
@@ -123,17 +133,6 @@ def guard(folder: Path) -> None:
         raise CacheUnusable(f"others can write {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CacheUnusable(f"{folder} cannot be written")
-
-
-def _trusted(path: Path) -> bool:
-    """Whether a library is there, ours, and nobody else's to change."""
-    try:
-        info = path.lstat()
-    except OSError:
-        return False
-    return (
-        stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    )
 
 
 def _compile(source: str, path: Path, compiler: str) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,10 +44,12 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
     make = compiler.make(options, find_target(options, example_inputs), watchers, keep)
-    cached = warm.wanted(make)
+    key = warm.key_of(gm, example_inputs, make)
+    if key is not None and (kept := warm.find(key, example_inputs, make)) is not None:
+        return restored(kept)
 
     def compile_as(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
-        return warm.compile_as(kind, make) if cached else lambda g, _: compiler.compile_aten(g, kind, make)[0]
+        return warm.compile_as(kind, make) if key else lambda g, _: compiler.compile_aten(g, kind, make)[0]
 
     aot = aot_autograd(
         fw_compiler=compile_as("forward"),
@@ -58,8 +59,9 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
         keep_inference_input_mutations=traps.keeps_writes(gm),
     )
     try:
-        with warm.caching(make) if cached else nullcontext():
-            compiled: Callable[..., Any] = aot(gm, example_inputs)
+        compiled: Callable[..., Any] = (
+            warm.compiled(key, gm, example_inputs, aot, make) if key else aot(gm, example_inputs)
+        )
     except (errors.DscError, errors.DscWarning, TorchDynamoException):
         raise  # warnings that the user made errors
     except Exception as why:

@@ -1,16 +1,17 @@
-"""Restart in no time: compiled graphs in AOTAutograd's own cache on disk, so that a second process traces and compiles none.
+"""Restart in no time: compiled graphs on disk, so that a second process traces and compiles none.
 
-The key is AOTAutograd's (the Dynamo graph, its inputs, the state of PyTorch) and ours (``tag``): the options, the target,
-and the sources of dsc.  Kernels lie in dsc's own folder, by content; an entry names them by their source.
-Not cached: compilations that somebody watches, and programs that hold what only this process knows, such as state.
+The key is a hash of the Dynamo graph, its inputs and the state of PyTorch (``fingerprint``), of the options, the target,
+and the sources of dsc.  Graphs lie in dsc's own folder beside the kernels; an entry names those by their source.
+Not kept: compilations that somebody watches, and programs that hold what only this process knows, such as state.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+import pickle
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -19,12 +20,22 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from dsc import compiler, portable
+from dsc import compiler, fingerprint, portable
+from dsc.codegen import build, cache
 from dsc.compiler import Compiled, Compiler
-from dsc.options import Options
+from dsc.options import Options, default_cache_dir
 from dsc.program import Program
-from dsc.torch_shim import BypassAOTAutogradCache, OutputCode, cached_aot, serializable_compiler
+from dsc.torch_shim import (
+    BypassAOTAutogradCache,
+    OutputCode,
+    function_of,
+    guards_hold,
+    keepable,
+    keepable_aot,
+    serializable_compiler,
+)
 
+LOG = logging.getLogger("dsc")
 UNSEEN = ("on_compile", "watchers", "trace", "cache", "cache_dir", "cxx", "state")
 """Options that do not change what a program computes, or that keep it out of the cache."""
 
@@ -33,37 +44,39 @@ _COMPILER: ContextVar[Compiler] = ContextVar("dsc_compiler")
 
 @dataclass
 class Code(OutputCode):  # type: ignore[misc]  # a class of torch that is found when first used
-    """One compiled graph in the form that AOTAutograd keeps."""
+    """One compiled graph in the form that AOTAutograd hands on."""
 
     kind: str
     program: Program | None = None
     call: Compiled | None = None
-    data: bytes | None = None
     _boxed_call: bool = True
 
     def __call__(self, inputs: list[object]) -> tuple[object, ...]:
         assert self.call is not None
         return self.call(inputs)
 
-    def prepare_for_serialization(self) -> None:
-        """Called on a copy that is about to be written."""
+    def __reduce__(self) -> tuple[Callable[..., Code], tuple[str, bytes]]:
         if self.program is None:
-            raise BypassAOTAutogradCache("dsc: the graph runs as PyTorch left it")
-        try:
-            self.data = portable.dumps(self.program)
-        except portable.NotPortable as why:
-            raise BypassAOTAutogradCache(f"dsc: {why}") from why
-        self.program = self.call = None
+            raise portable.NotPortable("the graph runs as PyTorch left it")
+        return read, (self.kind, portable.dumps(self.program))
+
+    def prepare_for_serialization(self) -> None:
+        """Called when AOTAutograd would write to its own cache."""
+        raise BypassAOTAutogradCache("dsc keeps its graphs itself")
 
     def post_compile(self, *_: object) -> None:
         """Called when it was read: the kernels are found in dsc's folder, or built from the program's code."""
         if self.call is None:
-            assert self.data is not None
-            self.program, self.data = portable.loads(self.data), None
+            assert self.program is not None
             self.call = compiler.loaded(self.program, self.kind, _COMPILER.get())
 
     def set_triton_bundle(self, triton_bundle: object) -> None:
         """Triton's kernels are kept by Triton's own cache."""
+
+
+def read(kind: str, data: bytes) -> Code:
+    """What ``Code.__reduce__`` wrote."""
+    return Code(kind, portable.loads(data))
 
 
 def wanted(make: Compiler) -> bool:
@@ -85,15 +98,50 @@ def compile_as(kind: str, make: Compiler) -> Callable[[GraphModule, Sequence[Any
     return kept
 
 
-@contextmanager
-def caching(make: Compiler) -> Iterator[None]:
-    """AOTAutograd called inside looks into its cache first, and keeps what it had to compile."""
+def key_of(gm: GraphModule, inputs: Sequence[Any], make: Compiler) -> str | None:
+    """Under what the compiled graph is kept; None if it is not to be."""
+    if not wanted(make):
+        return None
+    try:
+        return fingerprint.of(gm, inputs, tag(make))
+    except fingerprint.Unnamed as why:
+        LOG.debug("Not kept on disk: %s", why)
+        return None
+
+
+def find(key: str, inputs: Sequence[Any], make: Compiler) -> Callable[..., Any] | None:
+    """The graph as a function with eager's calling convention, if it was compiled before and serves these sizes."""
+    data = cache.read(folder(make) / f"{key}.graph")
+    if data is None:
+        return None
     token = _COMPILER.set(make)
     try:
-        with cached_aot(tag(make)):
-            yield
+        kept = pickle.loads(data)
+        return function_of(kept, inputs) if guards_hold(kept, inputs) else None
+    except Exception as why:  # of another version of something, or kernels that cannot be built: compiled again
+        LOG.debug("A kept graph could not be used: %s", why)
+        return None
     finally:
         _COMPILER.reset(token)
+
+
+def compiled(key: str, gm: GraphModule, inputs: Sequence[Any], aot: Callable[..., Any], make: Compiler) -> Any:
+    """What ``aot`` makes of the graph, kept on disk."""
+    with keepable_aot():
+        function = aot(gm, inputs)
+    try:
+        if (found := keepable(function)) is not None and not make.left_to_aten:
+            where = folder(make)
+            build.guard(where)
+            cache.write(where / f"{key}.graph", pickle.dumps(found))
+            cache.evict(where, spare=key)
+    except Exception as why:  # keeping is a favour: whatever cannot be pickled or written is not kept
+        LOG.debug("Not kept on disk: %s", why)
+    return function
+
+
+def folder(make: Compiler) -> Path:
+    return Path(make.options.cache_dir) if make.options.cache_dir else default_cache_dir()
 
 
 def tag(make: Compiler) -> str:

@@ -1,4 +1,4 @@
-"""``dsc cache``: what compiled kernels take on disk; delete them, take them to another machine."""
+"""``dsc cache``: what compiled kernels and graphs take on disk; delete them, take them to another machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Import = Annotated[
     typer.Option(
         "--import",
         metavar="FILE",
-        help="Take kernels of FILE that fit this machine. They are machine code: take what you would run.",
+        help="Take kernels of FILE that fit this machine. They are code: take what you would run.",
     ),
 ]
 Limit = Annotated[
@@ -37,7 +37,7 @@ def cache(
     limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show, shrink, empty, export or import the cache of compiled kernels.
+    """Show, shrink, empty, export or import the cache of compiled kernels and graphs.
 
     It lies in ~/.cache/dsc, or where DSC_CACHE_DIR says, and keeps itself below 2 GiB.
     """
@@ -56,7 +56,7 @@ def cache(
         count, freed = folder_of_kernels.clear(folder)
         crashes = crash.clear(folder / crash.CRASHES)
         done |= {"deleted": count, "bytes": freed, "crashes": crashes}
-        sentence = f"Deleted kernel libraries: {count}, {nbytes(freed)}; crashes: {crashes}; in {folder}"
+        sentence = f"Deleted libraries and graphs: {count}, {nbytes(freed)}; crashes: {crashes}; in {folder}"
     elif limit is not None:
         freed = folder_of_kernels.evict(folder, limit * 1_000_000)
         done |= {"bytes": freed}
@@ -64,7 +64,7 @@ def cache(
     elif export is not None:
         count, size = archive.write(folder, export)
         done |= {"file": str(export), "exported": count, "bytes": size}
-        sentence = f"Wrote kernel libraries: {count}, {nbytes(size)}, to {export}"
+        sentence = f"Wrote libraries and graphs: {count}, {nbytes(size)}, to {export}"
     elif import_ is not None:
         compiler = build.find_compiler(given.cxx)
         if compiler is None:
@@ -75,15 +75,19 @@ def cache(
             fail(f"The cache cannot be used: {why}.")
         done |= {"file": str(import_), "taken": found.taken, "present": found.present, "foreign": found.foreign}
         sentence = (
-            f"Took kernel libraries of {import_}: {found.taken}; here before: {found.present}; "
+            f"Took libraries and graphs of {import_}: {found.taken}; here before: {found.present}; "
             f"not for this machine: {found.foreign}"
         )
     else:
         entries = folder_of_kernels.entries(folder)
         total, crashes = sum(e.bytes for e in entries), len(crash.saved(folder / crash.CRASHES))
-        top = folder_of_kernels.LIMIT
-        done |= {"libraries": len(entries), "bytes": total, "limit": top, "crashes": crashes}
-        sentence = f"Kernel libraries: {len(entries)}, {nbytes(total)} of at most {nbytes(top)}; crashes: {crashes}; in {folder}"
+        graphs, top = sum(e.is_graph for e in entries), folder_of_kernels.LIMIT
+        libraries = len(entries) - graphs
+        done |= {"libraries": libraries, "graphs": graphs, "bytes": total, "limit": top, "crashes": crashes}
+        sentence = (
+            f"Kernel libraries: {libraries}, graphs: {graphs}, {nbytes(total)} of at most {nbytes(top)}; "
+            f"crashes: {crashes}; in {folder}"
+        )
     if as_json:
         print_json(done)
     else:

@@ -132,7 +132,7 @@ def test_a_new_library_drives_out_old_ones(tmp_path: Path, monkeypatch: pytest.M
 
 def test_kernels_travel_to_a_like_machine(full: Path, tmp_path: Path) -> None:
     file, other = tmp_path / "kernels.tgz", tmp_path / "other"
-    assert "Wrote kernel libraries: 1" in invoke("cache", "--export", str(file), DSC_CACHE_DIR=str(full)).output
+    assert "Wrote libraries and graphs: 1" in invoke("cache", "--export", str(file), DSC_CACHE_DIR=str(full)).output
     taken = json.loads(invoke("cache", "--import", str(file), "--json", DSC_CACHE_DIR=str(other)).output)
     assert (taken["taken"], taken["present"], taken["foreign"]) == (1, 0, 0)
     ours, theirs = cache.entries(full), cache.entries(other)

@@ -24,7 +24,7 @@ from dsc.target import find
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("DSC_CACHE", "1")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
+    monkeypatch.setenv("DSC_CACHE_DIR", str(tmp_path / "cache"))
     torch.compiler.reset()
     counters.clear()
     yield
@@ -191,21 +191,31 @@ def test_what_was_left_to_aten_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
 def test_kernels_that_were_removed_are_built_again(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     want = again(mlp, torch.ones(3, 4), cache_dir=str(folder))
-    for f in folder.iterdir():
+    for f in [*folder.glob("*.so"), *folder.glob("*.cpp")]:
         f.unlink()
     assert torch.equal(again(mlp, torch.ones(3, 4), cache_dir=str(folder)), want)
     assert hits() == 1
     assert list(folder.glob("*.so"))
 
 
-def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "bit", "empty", "writable"])
+def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
     want = again(mlp, torch.ones(3, 4))
-    entries = [p for p in (tmp_path / "graphs").rglob("*") if p.is_file() and "aotautograd" in str(p)]
-    assert entries
-    for p in entries:
-        p.write_bytes(p.read_bytes()[:100])
+    (entry,) = (tmp_path / "cache").glob("*.graph")
+    data = entry.read_bytes()
+    match damage:
+        case "cut":
+            entry.write_bytes(data[:-1])
+        case "bit":
+            entry.write_bytes(data[:200] + bytes([data[200] ^ 1]) + data[201:])
+        case "empty":
+            entry.write_bytes(b"")
+        case "writable":
+            entry.chmod(0o666)  # anybody could have put code there
     assert torch.equal(again(mlp, torch.ones(3, 4)), want)
     assert not hits()
+    again(mlp, torch.ones(3, 4))
+    assert hits() == 1  # written anew
 
 
 def test_the_front_door_is_the_one_that_users_take() -> None:
