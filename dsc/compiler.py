@@ -18,6 +18,7 @@ from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
 from dsc.partition import partition
 from dsc.passes.memory import Memory
+from dsc.passes.sparsify import Sparsify
 from dsc.program import Program
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
@@ -53,6 +54,11 @@ class Compiler:
         passes = self.joint if stage == "joint" else self.graph
         return PassPipeline(passes, watch.observers(self.watchers, stage), self.options.verify)
 
+    def ahead(self, kind: str) -> PassPipeline:
+        """Passes that change what is computed: inference graphs, which see no joint pass, get them first of all."""
+        passes = tuple(p for p in self.joint if p.on_inference and kind == "inference")
+        return PassPipeline(passes, watch.observers(self.watchers, kind), self.options.verify)
+
 
 def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), keep: Keep | None = None) -> Compiler:
     """A compiler with the passes that the options name.
@@ -66,12 +72,30 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
         limit = budget.bytes_of(options.memory_budget, target)
         joint = passlist.budgeted(joint, Memory(limit, held, options.memory_plan, options.emit != "aten"))
     state = State() if options.state is None else options.state
+    if options.sparsity is not None:
+        joint = passlist.sparse(joint, options.sparsity, state)
+        warn_of_stale_masks(joint)
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep, state=state)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     for w in watchers:
         w.begins(options, target)
     return compiler
+
+
+def warn_of_stale_masks(joint: Sequence[Pass]) -> None:
+    """The user asked for what is known to cost accuracy."""
+    for p in joint:
+        if isinstance(p, Sparsify) and p.refresh > 1:
+            warnings.warn(str(errors.StaleMasks(p.refresh)), errors.DscWarning, stacklevel=4)
+
+
+def warn_of_nothing_sparse(report: Report) -> None:
+    """The user asked for sparse layers, and the graph has linear layers of which none can be."""
+    numbers = dict(report.numbers)
+    if numbers["linear layers"] and not numbers["sparse layers"]:
+        reasons = tuple(f"{r.node}: {r.why}" for r in report.remarks if r.verdict == "skipped")
+        warnings.warn(str(errors.NothingSparse(reasons)), errors.DscWarning, stacklevel=4)
 
 
 def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -86,7 +110,9 @@ def plan_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     """The joint graph after its passes, in place."""
     for w in compiler.watchers:
         w.traced("joint", gm)
-    compiler.pipeline("joint").run(gm, compiler.target)
+    for name, report in compiler.pipeline("joint").run(gm, compiler.target):
+        if name == Sparsify.name:
+            warn_of_nothing_sparse(report)
     return gm
 
 
@@ -121,6 +147,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
         leave(kind, saved(kept, kind, why, compiler), compiler)
         aten = (Remark("", "skipped", f"the whole graph stays with ATen: {first_line(why)}"),)
         try:
+            compiler.ahead(kind).run(kept, compiler.target)
             record = linked(kept, kind, compiler, (), aten)
             call = loaded(record.program, kind, compiler)
         except Exception:
@@ -144,11 +171,11 @@ def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> 
     for w in compiler.watchers:
         w.traced(kind, gm)
     emitter = kernels.emitter(compiler.options, device_of(gm))
-    reports: tuple[tuple[str, Report], ...] = ()
+    reports = compiler.ahead(kind).run(gm, compiler.target)
     if build and emitter == "cpp" and kernels.compiler(compiler.options) is None:
         compiler.left_to_aten.append(kind)
     elif emitter != "aten":
-        reports = compiler.pipeline(kind).run(gm, compiler.target)
+        reports = (*reports, *compiler.pipeline(kind).run(gm, compiler.target))
     return linked(gm, kind, compiler, reports, start=start)
 
 

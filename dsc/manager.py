@@ -51,6 +51,9 @@ class Pass(ABC):
     runs_on: ClassVar[Literal["joint", "graph", "both"]] = "graph"
     """The joint graph of forward and backward before it is split, or each graph that becomes a program, or both."""
 
+    on_inference: ClassVar[bool] = False
+    """Whether a pass on joint graphs runs on inference graphs too, before all others."""
+
     @abstractmethod
     def run(self, gm: GraphModule, target: Target) -> Report:
         """Rewrite ``gm.graph``.  No need to recompile: the pipeline does if the report says that something changed."""

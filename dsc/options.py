@@ -71,6 +71,12 @@ class Options:
     state: State | None = None
     """Where masks and whatever else lives between steps is kept; None makes one for each compiled graph."""
 
+    sparsity: str | Mapping[str, Any] | None = None
+    """N:M sparse weights in training: ``2:4``, or a mapping with the fields of ``dsc.passes.sparsify.Sparsify``.
+
+    None: dense.
+    """
+
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
 
@@ -80,7 +86,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "emit": ("auto", "cpp", "triton", "aten"),
 }
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-NOT_YET = ("precision", "sparsity")
+NOT_YET = ("precision",)
 ENVIRONMENT: Mapping[str, str] = {
     "DSC_CACHE": "cache",
     "DSC_CACHE_DIR": "cache_dir",
@@ -138,6 +144,10 @@ def checked(name: str, value: object, shown: str) -> object:
     elif name == "state":
         if value is not None and not isinstance(value, State):
             raise BadOption(shown, value, "a dsc.State, or None")
+    elif name == "sparsity":
+        if not isinstance(value, (str, Mapping, type(None))):
+            raise BadOption(shown, value, "a pattern such as '2:4', a mapping such as {'pattern': '2:4'}, or None")
+        value = dict(value) if isinstance(value, Mapping) else value
     elif name == "watchers":
         if not isinstance(value, (list, tuple)):
             raise BadOption(shown, value, "a list of dsc.watch.Watcher")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch.fx import GraphModule
 
 from dsc import manager
-from dsc.errors import BadOption, BadPlugin
+from dsc.errors import BadOption, BadPlugin, UnknownOption
 from dsc.manager import Pass, Report
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
 from dsc.passes.recompute import Recompute
+from dsc.passes.sparsify import Sparsify, names
+from dsc.runtime.state import State
 from dsc.target import Target
 
 JOINT: tuple[Pass, ...] = (
@@ -30,7 +32,7 @@ GRAPH: tuple[Pass, ...] = (
 )
 """On the forward, backward or inference graph."""
 
-KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Recompute, Memory, Fuse)}
+KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Sparsify, Recompute, Memory, Fuse)}
 
 PLUGINS = "dsc.passes"
 """The entry point group under which other packages bring passes: known by name, run only where named."""
@@ -87,6 +89,22 @@ def listed(passes: str | Sequence[object]) -> tuple[Pass, ...]:
                 given = "it called, as in MyPass()" if isinstance(item, type) else "a name or an instance of dsc.Pass"
                 raise BadOption("passes", item, given)
     return tuple(out)
+
+
+def sparse(joint: Sequence[Pass], given: str | Mapping[str, Any], state: State) -> tuple[Pass, ...]:
+    """The passes on the joint graph with ``options.sparsity``: after ``canonicalize``, before all that choose formats.
+
+    Raises:
+        UnknownOption, BadOption: what is given makes no sense.
+    """
+    values: dict[str, Any] = {"pattern": given} if isinstance(given, str) else dict(given)
+    known = tuple(f.name for f in fields(Sparsify) if f.name != "state")
+    if unknown := [key for key in values if key not in known]:
+        raise UnknownOption(str(unknown[0]), known, "sparsity")
+    if "layers" in values:
+        values["layers"] = names(values["layers"])
+    after = max((i + 1 for i, p in enumerate(joint) if isinstance(p, Canonicalize)), default=0)
+    return (*joint[:after], Sparsify(**values, state=state), *joint[after:])
 
 
 def parse(text: str) -> tuple[Pass, ...]:
