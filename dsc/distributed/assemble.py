@@ -105,12 +105,14 @@ def example(forward: Forward, names: Iterable[str], carry: frozenset[str], devic
     return out
 
 
-def owners(model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-    """First name of a parameter or buffer -> all names that the model has for it."""
+def saved_names(model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+    """First name of a parameter or buffer -> all names under which the model's ``state_dict`` has it."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    saved = model.state_dict().keys()
     first: dict[int, str] = {}
     names: dict[str, tuple[str, ...]] = {}
     for name, t in tensors:
         owner = first.setdefault(id(t), name)
-        names[owner] = (*names.get(owner, ()), name)
+        if name in saved:
+            names[owner] = (*names.get(owner, ()), name)
     return names

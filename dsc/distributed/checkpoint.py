@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -70,8 +72,8 @@ class Saving:
 def write(state: dict[str, Any], folder: str | Path, group: dist.ProcessGroup, background: bool) -> Saving:
     """Write this rank's share.  In the background, the call copies it and returns; ``group`` must be a CPU one of its own."""
     if background:
-        return Saving(dcp.async_save(state, checkpoint_id=str(folder), process_group=group))
-    dcp.save(state, checkpoint_id=str(folder), process_group=group)
+        return Saving(async_save(state, checkpoint_id=str(folder), process_group=group))
+    save(state, checkpoint_id=str(folder), process_group=group)
     return Saving(None)
 
 
@@ -100,7 +102,7 @@ def read(
             if "." not in entry.removeprefix(prefix):
                 state[entry] = _room(known[entry], p)
     state |= {name: None for name in extra if name in known}
-    dcp.load(state, checkpoint_id=str(folder), process_group=group)
+    load(state, checkpoint_id=str(folder), process_group=group)
     if optimizer is not None:
         _fill(optimizer, state, parameters, folder)
     return {name: state[name] for name in extra if name in state}
@@ -108,7 +110,7 @@ def read(
 
 def _known(folder: str | Path) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+        found: Mapping[str, Any] = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     except Exception as why:
         raise BadCheckpoint(str(folder), f"{type(why).__name__}: {why}") from why
     return found

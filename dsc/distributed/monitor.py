@@ -92,8 +92,8 @@ class Monitor:
 
     def mark(self) -> Any:
         if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
             return event
         return time.perf_counter()
 
@@ -137,20 +137,20 @@ class TimedStage(PipelineStage):
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         start = self.monitor.mark()
-        out = super().forward_one_chunk(*args, **kwargs)  # type: ignore[no-untyped-call]
+        out = super().forward_one_chunk(*args, **kwargs)
         self.monitor.note(self.stage_index, "F", start)
         return out
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False
     ) -> None:
         start = self.monitor.mark()
-        super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, **kwargs)  # type: ignore[no-untyped-call]
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.monitor.note(self.stage_index, "B" if full_backward else "I", start)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         start = self.monitor.mark()
-        super().backward_weight_one_chunk(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super().backward_weight_one_chunk(*args, **kwargs)
         self.monitor.note(self.stage_index, "W", start)
 
 

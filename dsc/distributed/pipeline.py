@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsc import options as opt
 from dsc.distributed import assemble, checkpoint, forward, monitor, reduce
+from dsc.distributed.monitor import Monitor, Report
 from dsc.distributed.place import Place, place
 from dsc.distributed.plan import PipelinePlan
 from dsc.distributed.stage import GIVEN, StageModule
@@ -35,7 +38,9 @@ class Setup:
 
     traced: forward.Forward
     names: Mapping[str, tuple[str, ...]]
-    """First name of a parameter or buffer -> all names that the model has for it."""
+    """First name of a parameter or buffer -> all names under which the model's ``state_dict`` has it."""
+    unsaved: Mapping[str, Tensor]
+    """Buffers that no ``state_dict`` has, such as tables."""
     loss: Loss
     options: Options | None
     device: torch.device
@@ -51,7 +56,7 @@ class Pipeline:
     setup: Setup
     stages: dict[int, StageModule]
     runtime: Any
-    monitor: monitor.Monitor
+    monitor: Monitor
     sent: int
     """Bytes that this rank sends in a step."""
     ready: bool = True
@@ -157,8 +162,7 @@ class Pipeline:
         found = dict(self.extra)
         for stage in self.stages.values():
             for name, value in stage.state_dict().items():
-                for each in self.setup.names.get(name, (name,)):
-                    found[each] = value
+                found |= dict.fromkeys(self.setup.names[name], value)
         return found
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -183,7 +187,7 @@ class Pipeline:
                 value.copy_(checkpoint.like(state[name], value))
         self.ready = True
 
-    def report(self) -> monitor.Report:
+    def report(self) -> Report:
         """What all ranks measured over the last steps; all of them ask."""
         return monitor.gather(self.monitor, self.plan, self.place.rank, self.sent, self.place.group)
 
@@ -215,6 +219,7 @@ def pipeline(
         compiled: False runs the graphs of the stages node by node.
         mesh: of all processes, with a dimension ``pp``, and ``dp`` or ``tp`` where there are replicas or tensor parallelism.
         replicas: what the ``dp`` dimension does: ``ddp``, ``fsdp``, or a ``dsc.distributed.reduce.Replicas``.
+        device: where the stages run; by default the GPU of this process, or the CPU where there is none.
         timeout: seconds after which a silent process counts as dead, if the process group is made here.
 
     Raises:
@@ -234,15 +239,11 @@ def pipeline(
         )
     chosen = opt.parse(options, None, {}) if compiled else None
     wanted = reduce.replicas(replicas) if isinstance(replicas, str) else replicas
-    setup = Setup(
-        traced,
-        assemble.owners(model),
-        scaled(loss or default_loss, plan.microbatches, reduction),
-        chosen,
-        where,
-        wanted,
-    )
-    values = {name: t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    names = assemble.saved_names(model)
+    values: dict[str, Tensor] = dict((*model.named_parameters(), *model.named_buffers()))
+    unsaved = {name: t for name, t in values.items() if name not in names}
+    scaled_loss = scaled(loss or default_loss, plan.microbatches, reduction)
+    setup = Setup(traced, names, unsaved, scaled_loss, chosen, where, wanted)
     return build(plan, at, setup, values)
 
 
@@ -250,7 +251,7 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
     """This rank's stages, with these parameters and buffers; those on the meta device get memory, but no values."""
     traced, device = setup.traced, setup.device
     carry = assemble.differentiable(traced)
-    watch = monitor.Monitor(device)
+    watch = Monitor(device)
     modules: dict[int, StageModule] = {}
     engine = []
     own: dict[str, Tensor] = {}
@@ -259,7 +260,7 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
         parts = assemble.assemble(traced, s)
         for name in (*parts.weights, *parts.held):
             own.setdefault(name, _own(values.get(name, traced.constants.get(name)), device))
-        module = StageModule(parts, own)
+        module = StageModule(parts, own, setup.names.keys())
         arriving, leaving = (assemble.example(traced, names, carry, device) for names in (s.receives, s.sends))
         given = assemble.example(traced, s.inputs, carry, device)
         setup.replicas.wrap(s.index, module, at)
@@ -320,8 +321,6 @@ def own_device() -> torch.device:
     """The GPU that torchrun gave to this process, or the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    import os
-
     index = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -338,6 +337,8 @@ def start_processes(device: torch.device, timeout: float) -> None:
 def failures(pipe: Pipeline) -> Iterator[None]:
     """Errors of the runtime as one sentence that names the rank and the step."""
     doing = f"step {pipe.taken}"
+    log, quiet = logging.getLogger("torch.distributed.pipelining.schedules"), logging.Filter("nobody")
+    log.addFilter(quiet)  # it would print the whole schedule; the error says what to know
     try:
         yield
     except DscError:
@@ -348,3 +349,5 @@ def failures(pipe: Pipeline) -> Iterator[None]:
         if any(word in str(why) for word in LOST):
             raise RankLost(rank, doing, line) from why
         raise StageFailed(rank, doing, f"{type(why.__cause__ or why).__name__}: {line}") from why
+    finally:
+        log.removeFilter(quiet)

@@ -95,7 +95,7 @@ class Replicas:
     def start(self, index: int, bucket: Bucket) -> Any:
         """A future of the averaged buffer."""
         buffer = bucket.buffer().div_(dist.get_world_size(self.groups[index]))
-        return dist.all_reduce(buffer, group=self.groups[index], async_op=True).get_future()  # type: ignore[union-attr]
+        return dist.all_reduce(buffer, group=self.groups[index], async_op=True).get_future()
 
     def finish(self) -> None:
         """Wait for all, and put the averages into ``.grad``."""
@@ -129,7 +129,7 @@ class Compressed(Replicas):
                 warm_start=True,
                 compression_stats_logging_frequency=1_000_000_000,
             )
-        return powerSGD_hook.powerSGD_hook(self.states[index], bucket)  # type: ignore[arg-type]
+        return powerSGD_hook.powerSGD_hook(self.states[index], bucket)
 
     @property
     def ratio(self) -> float:
@@ -190,9 +190,8 @@ def sum_shared(plan: PipelinePlan, at: Place, stages: Mapping[int, StageModule])
         ranks = {plan.stages[s].rank for s in owners}
         if len(ranks) == 1 or at.rank not in ranks:
             continue
-        mine = next(stages[s] for s in owners if s in stages)
-        p = mine.get_parameter(name)
-        if not p.requires_grad:
+        p = dict(next(stages[s] for s in owners if s in stages).named_parameters()).get(name)
+        if p is None or not p.requires_grad:  # a buffer, or frozen
             continue
         grad = _gradient(p)
         dist.all_reduce(_local(grad), group=at.among(ranks))

@@ -121,7 +121,7 @@ def _extract(
             known[n].meta.pop(notes.KEY, None)
         elif n.op == "get_attr" and n in read:
             known[n] = graph.node_copy(n, known.__getitem__)
-    graph.output(tuple(known[r] if isinstance(r, Node) else r for r in results))
+    graph.output(tuple(known[r] if isinstance(r, Node) else None for r in results))
     return GraphModule(gm, graph), tuple(taken)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Edge(torch.autograd.Function):
         return x.data.contiguous()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.contiguous()
 
 
@@ -37,14 +37,15 @@ class StageModule(nn.Module):
     """Runs one stage.  Its parameters and buffers have the names that they have in the model.
 
     ``parts.graph`` takes weights, what else is held, then the stage's inputs, and gives a tuple; an input that it gives
-    back untouched is relayed: it skips over this stage.  ``state`` has every name of ``parts``.
+    back untouched is relayed: it skips over this stage.  ``state`` has every name of ``parts``; those of ``saved`` are in
+    the module's ``state_dict``.
     """
 
-    def __init__(self, parts: Parts, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, parts: Parts, state: Mapping[str, Tensor], saved: Collection[str]) -> None:
         super().__init__()
         names = (*parts.weights, *parts.held)
         for name in names:
-            register(home(self, name), leaf(name), state[name], name in parts.plan.state)
+            register(home(self, name), leaf(name), state[name], name in saved)
         self._places = [(home(self, name), leaf(name)) for name in names]
         self._weights = len(parts.weights)
         self._given = [GIVEN + name for name in parts.plan.inputs] if parts.plan.receives else []
@@ -52,7 +53,7 @@ class StageModule(nn.Module):
         self._inner, self._outer = without_relays(parts.graph, len(self._places))
         self.functions: Functions | None = None
 
-    def compile(self, inputs: Sequence[Tensor], options: Options | None, split_backward: bool) -> None:  # type: ignore[override]
+    def compile(self, inputs: Sequence[Tensor], options: Options | None, split_backward: bool) -> None:
         """Make the functions; ``inputs`` are examples of the stage's inputs, real or fake."""
         given = [*(t.detach().requires_grad_(t.requires_grad) for t in self._held()), *inputs]
         self.functions = build(self._inner, given, self._weights, options, split_backward)
@@ -118,7 +119,7 @@ def without_relays(graph: GraphModule, held: int) -> tuple[GraphModule, list[tup
     Results that are inputs, the same one twice included, never enter the graph: they cost nothing and stay leaves.
     """
     new = torch.fx.Graph()
-    known = {}
+    known: dict[torch.fx.Node, torch.fx.Node] = {}
     inputs: dict[torch.fx.Node, int] = {}
     computed: dict[torch.fx.Node, int] = {}
     outer: list[tuple[bool, int]] = []
