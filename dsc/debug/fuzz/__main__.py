@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     batches = None if a.programs is None else -(-a.programs // a.batch)
     total, start = Total(), time.monotonic()
     with progress(a.programs, seconds) as show:
-        for outcome in outcomes(a.seed, batches, seconds, a.batch, a.workers, options):
+        for outcome in outcomes(a.seed, batches, seconds, a.batch, a.workers, options, a.device):
             total.add(outcome)
             show(total)
             for f in outcome.findings:
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--batch", type=int, default=BATCH, help="programs a graph")
     out.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     out.add_argument("--emit", choices=("auto", "cpp", "triton", "aten"), default="auto")
+    out.add_argument("--device", default="cpu", help="where the programs run, such as cuda")
     out.add_argument("--failures", type=int, default=1, help="stop after so many")
     out.add_argument("--save", type=Path, help="a folder for the scripts of failing programs")
     return out

@@ -107,18 +107,26 @@ def explained(
 
 
 def outcomes(
-    first: int, batches: int | None, seconds: float | None, count: int, workers: int, options: dict[str, Any]
+    first: int,
+    batches: int | None,
+    seconds: float | None,
+    count: int,
+    workers: int,
+    options: dict[str, Any],
+    device: str = "cpu",
 ) -> Iterator[Outcome]:
     """Batches of seeds ``first``, ``first + 1``, ..., until there were so many or the time is up."""
     end = time.monotonic() + seconds if seconds is not None else float("inf")
     seeds = iter(range(first, first + batches) if batches is not None else range(first, 1 << 62))
-    if workers <= 1:
+    if workers <= 1 and device == "cpu":
         for seed in seeds:
             if time.monotonic() >= end:
                 return
             yield one(seed, count, options)
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_single_thread) as pool:
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(device,)
+    ) as pool:
         running: set[Future[Outcome]] = set()
         while True:
             while len(running) < workers and time.monotonic() < end and (following := next(seeds, None)) is not None:
@@ -130,8 +138,10 @@ def outcomes(
                 yield f.result()
 
 
-def _single_thread() -> None:
+def _begin(device: str) -> None:
     """A worker a core: threads inside each would only get in each other's way."""
     import torch
 
     torch.set_num_threads(1)
+    if device != "cpu":
+        torch.set_default_device(device)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dsc.debug.fuzz.observe import Seen, observe
+from dsc.debug.fuzz.observe import Seen, observe, set_random_state
 from dsc.debug.fuzz.program import Program, World, execute
 
 GRAIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -47,7 +47,7 @@ def samples(
     """``count`` runs in float64 from the random ``state``, each with other roundings."""
     values = _all_values(p, world, state)
     dtypes = [v.dtype for v in values]
-    gen = torch.Generator().manual_seed(seed)
+    gen = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
     def noise(x: torch.Tensor, i: int) -> torch.Tensor:
         if not x.is_floating_point():
@@ -59,13 +59,13 @@ def samples(
     )["program"]
     out = []
     for _ in range(count):
-        torch.set_rng_state(state)
+        set_random_state(state)
         out.append(observe(fn, p.tensors(world, exact=True)))
     return out
 
 
 def _all_values(p: Program, world: World, state: torch.Tensor) -> list[torch.Tensor]:
-    torch.set_rng_state(state)
+    set_random_state(state)
     every = execute(p.source(results=range(p.size)))["program"]
     with torch.no_grad():
         return list(every(*(t.detach() for t in p.tensors(world))))

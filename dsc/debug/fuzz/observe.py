@@ -61,6 +61,18 @@ def gradients(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -
     return list(torch.autograd.grad(roots, leaves, seeds, allow_unused=True))
 
 
+def random_state() -> torch.Tensor:
+    """Of the generator of the device on which programs run."""
+    return torch.cuda.get_rng_state() if torch.get_default_device().type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(state: torch.Tensor) -> None:
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
+
+
 def observe(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Seen:
     results = list(fn(*inputs))
     return seen(results, gradients(results, inputs), inputs)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dsc.debug.fuzz import noise, rules
-from dsc.debug.fuzz.observe import Seen, gradients, in_eager, in_float64, seen
+from dsc.debug.fuzz.observe import Seen, gradients, in_eager, in_float64, random_state, seen, set_random_state
 from dsc.debug.fuzz.program import Program, World, execute
 from dsc.errors import DscWarning
 from dsc.torch_shim import aot_autograd
@@ -95,7 +95,8 @@ def _tried(programs: Sequence[Program], backend: str, options: Mapping[str, Any]
             counts.append(len(graphs))
     except Exception as why:
         return [refused(programs[0], why)] if len(programs) == 1 else None
-    grain = TRITON_GRAIN if (options or {}).get("emit") == "triton" else noise.GRAIN
+    triton = (options or {}).get("emit") == "triton" or torch.get_default_device().type == "cuda"
+    grain = TRITON_GRAIN if triton else noise.GRAIN
     out = _verdicts(programs, runs, grain)
     if len(programs) == 1 and out[0] is None and counts[-1] > counts[0]:
         return [_compiled_again(programs[0], counts[-1] - counts[0])]
@@ -126,7 +127,7 @@ def run(fn: Callable[..., Any], programs: Sequence[Program], world: World) -> tu
     torch.manual_seed(SEED)
     results = fn(*flat)
     grads = gradients([r for rs in results for r in rs], flat)
-    state, rest, out = torch.get_rng_state(), iter(grads), []
+    state, rest, out = random_state(), iter(grads), []
     for ts, rs in zip(inputs, results):
         mine = [next(rest, None) for t in ts if t.requires_grad]
         out.append(seen(rs, mine if any(r.requires_grad for r in rs) else [], ts))
@@ -150,18 +151,18 @@ def _verdicts(
     for world, (got, after) in zip(programs[0].worlds, runs):
         torch.manual_seed(SEED)
         for i, p in enumerate(programs):
-            state = torch.get_rng_state()
+            state = random_state()
             want = in_eager(p, world)
-            end = torch.get_rng_state()
-            torch.set_rng_state(state)
+            end = random_state()
+            set_random_state(state)
             exact = in_float64(p, world)
             sample = functools.partial(_sample, p, world, state, grain)
             found = rules.difference(got[i], want, exact, sample)
             out[i] = out[i] or (
                 found if found is None or len(programs[0].worlds) == 1 else f"{found} with {dict(world)}"
             )
-            torch.set_rng_state(end)
-        if not torch.equal(torch.get_rng_state(), after):
+            set_random_state(end)
+        if not torch.equal(random_state(), after):
             out[-1] = out[-1] or "the state of the random generator afterwards"
     return out
 
