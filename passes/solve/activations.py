@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+NEAR = 32
+"""Operators between two that share an input and a launch: of two layers, they would keep the operands of both alive."""
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -171,7 +174,10 @@ def simulate(
     """
     ops, nbytes = _instances(problem, script)
     group = _groups(nbytes, ops, results)
-    order = _order(ops, group)
+    order, circle = _order(ops, group)
+    while circle:
+        group = [i if g in circle else g for i, g in enumerate(group)]
+        order, circle = _order(ops, group)
     place = {g: t for t, g in enumerate(order)}
     members: list[list[int]] = [[] for _ in order]
     for i, g in enumerate(group):
@@ -206,8 +212,10 @@ def _groups(nbytes: Sequence[int], ops: Sequence[Op], results: Collection[int]) 
     maker: dict[int, int] = {}
     before: list[list[tuple[int, int]]] = []  # operand's place, 1 if a launch ends between
     level = [0] * n
+    latest = 0
     for i, op in enumerate(ops):
         edges = []
+        level[i] = latest if op.forward else 0  # what runs again does so where it stands, not as early as it could
         for v, _ in op.reads:
             j = maker.get(v)
             if j is not None:
@@ -217,6 +225,8 @@ def _groups(nbytes: Sequence[int], ops: Sequence[Op], results: Collection[int]) 
                 edges.append((j, int(apart)))
                 level[i] = max(level[i], level[j] + apart)
         before.append(edges)
+        if not op.forward:
+            latest = max(latest, level[i])
         for v in op.makes:
             maker[v] = i
     lowest = [n] * n  # sink what can wait to its first reader
@@ -250,12 +260,18 @@ def _groups(nbytes: Sequence[int], ops: Sequence[Op], results: Collection[int]) 
         if op.fuses:
             for v, size in op.reads:
                 if size * 4 > nbytes[v]:
-                    join(i, readers.setdefault((v, level[i]), i))
+                    j = readers.get((v, level[i]))
+                    if j is not None and i - j <= NEAR:
+                        join(i, j)
+                    readers[v, level[i]] = i
     return [find(i) for i in range(n)]
 
 
-def _order(ops: Sequence[Op], group: Sequence[int]) -> list[int]:
-    """Launches, each as soon as its operands are there, the one that stands first in the script first."""
+def _order(ops: Sequence[Op], group: Sequence[int]) -> tuple[list[int], set[int]]:
+    """Launches, each as soon as its operands are there, the one that stands first in the script first.
+
+    And those of several operators that wait for one another, since a path between their operators leaves and comes back.
+    """
     maker: dict[int, int] = {}
     after: dict[int, set[int]] = {}
     waiting: dict[int, int] = {}
@@ -280,10 +296,13 @@ def _order(ops: Sequence[Op], group: Sequence[int]) -> list[int]:
             waiting[h] -= 1
             if waiting[h] == 0:
                 heapq.heappush(ready, h)
-    if len(out) < len(waiting):  # siblings joined across a path: let the script decide
-        left = [g for g in sorted(waiting) if g not in set(out)]
-        out += left
-    return out
+    if len(out) == len(waiting):
+        return out, set()
+    left = set(waiting) - set(out)
+    while ends := {g for g in left if not after[g] & left}:  # what merely waits for those
+        left -= ends
+    several = {g for i, g in enumerate(group) if i != g and g in left}
+    return out, several
 
 
 def _memory(

@@ -29,7 +29,7 @@ class Effort:
 
     greedy: int = 60
     """Random rules beyond the fixed ones."""
-    moves: int = 3000
+    moves: int = 30_000
     """Evaluations of the local search from each start."""
     starts: int = 2
     """How many of the best starts."""
@@ -49,6 +49,9 @@ class Jitter:
     """Of the seconds of a message: half-normal, as a share."""
 
 
+USUAL, NOMINAL = Effort(), Jitter()
+
+
 def fits(p: Pipeline, orders: Sequence[Order]) -> bool:
     return all(peak <= p.limit * (1 + ROUNDING) for peak in simulate(p, orders).peaks)
 
@@ -56,8 +59,8 @@ def fits(p: Pipeline, orders: Sequence[Order]) -> bool:
 def search(
     p: Pipeline,
     seeds: Iterable[Sequence[Order]] = (),
-    effort: Effort = Effort(),
-    jitter: Jitter = Jitter(),
+    effort: Effort = USUAL,
+    jitter: Jitter = NOMINAL,
     seed: int = 0,
 ) -> tuple[Order, ...] | None:
     """The best orders found within ``p.limit`` bytes a rank; never worse than those of ``seeds`` that fit.
@@ -120,8 +123,8 @@ def _starts(
                 patience=max(0.0, best.patience + rng.uniform(-0.3, 0.3)),
                 noise=rng.choice((0.0, 0.3, 0.8, 1.3)),
             )
-        orders = greedy.schedule(p, rule, rng if rule.noise else None)
-        if orders is not None and (seconds := add(orders)) < near:
+        made = greedy.schedule(p, rule, rng if rule.noise else None)
+        if made is not None and (seconds := add(made)) < near:
             best, near = rule, seconds
     return sorted(((s, o) for o, s in pool.items()), key=lambda c: c[0])
 

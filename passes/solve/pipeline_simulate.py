@@ -134,13 +134,8 @@ class Coded:
 
     def __init__(self, p: Pipeline) -> None:
         m, n = p.microbatches, p.stages
-        self.p, self.m, self.n = p, m, n
+        self.m, self.n = m, n
         self.count = len(KINDS) * n * m
-        both = [a + b for a, b in zip(p.dgrad, p.wgrad)]
-        per_stage = (p.forward, p.dgrad, p.wgrad, both)
-        self.seconds = [per_stage[k][s] for k in range(4) for s in range(n) for _ in range(m)]
-        lags = p.lags
-        self.lag = [0.0] * self.count
         self.channel = [-1] * self.count
         """Where messages follow each other: forward over cut s is s, backward n + s."""
         self.needs = [-1] * self.count
@@ -152,18 +147,36 @@ class Coded:
                 f, i, w, both_id = (self.id(k, s, b) for k in range(4))
                 if s:
                     self.needs[f] = self.id(0, s - 1, b)
-                    self.lag[f], self.channel[f] = lags[s - 1], s - 1
+                    self.channel[f] = s - 1
                 for x in (i, both_id):
                     if s < n - 1:
                         self.needs[x] = self.id(1, s + 1, b)
-                        self.lag[x], self.channel[x] = lags[s], n + s
+                        self.channel[x] = n + s
                     else:
                         self.needs[x] = f
                 self.needs[w] = i
                 self.gives[both_id] = i
-        cost_held = (p.held, [k - h for k, h in zip(p.kept, p.held)], [-k for k in p.kept], [-h for h in p.held])
-        self.bytes = [cost_held[k][s] for k in range(4) for s in range(n) for _ in range(m)]
+        self.cost(p)
+
+    def cost(self, p: Pipeline) -> None:
+        """Take the costs of ``p``, which has as many stages and micro-batches."""
+        self.p = p
+        both = [a + b for a, b in zip(p.dgrad, p.wgrad)]
+        freed = [k - h for k, h in zip(p.kept, p.held)], [-k for k in p.kept], [-h for h in p.held]
+        lags = p.lags
+        nothing = [0.0] * self.n
+        self.seconds = self._spread(p.forward, p.dgrad, p.wgrad, both)
+        self.bytes = self._spread(p.held, *freed)
+        self.lag = self._spread([0.0, *lags], [*lags, 0.0], nothing, [*lags, 0.0])
         self.base = [p.base(r) for r in range(p.ranks)]
+
+    def _spread(self, *per_kind: Sequence[float]) -> list[float]:
+        """Numbers by kind and stage, once for each micro-batch."""
+        found: list[float] = []
+        for kind in per_kind:
+            for value in kind:
+                found += [value] * self.m
+        return found
 
     def id(self, kind: int, stage: int, batch: int) -> int:
         return (kind * self.n + stage) * self.m + batch
@@ -219,8 +232,9 @@ class Coded:
         ready = list(range(len(orders)))
         while ready:
             rank = ready.pop()
-            order, at, now = orders[rank], place[rank], clock[rank]
-            for at in range(at, len(order)):
+            order, first, now = orders[rank], place[rank], clock[rank]
+            at = first
+            for at in range(first, len(order)):
                 x = order[at]
                 need = needs[x]
                 if need >= 0:

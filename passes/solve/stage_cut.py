@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +87,7 @@ def pipeline(
 
     Ranks that own two pieces with the same shared parameter hold it once.
     """
-    pieces = list(zip(cuts, cuts[1:]))
+    pieces = list(pairwise(cuts))
     ranks = max(home) + 1
     redo = list(again) or [False] * len(pieces)
     f, i, w = ([float(a[h] - a[b]) for b, h in pieces] for a in (line.forward, line.dgrad, line.wgrad))
