@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from dsc.errors import BadCheckpoint
 
-MODEL, OPTIMIZER, GROUPS = "model.", "optimizer.", "groups"
+MODEL, OPTIMIZER, GROUPS, TAKEN, RANDOM = "model.", "optimizer.", "groups", "taken", "random."
 
 
 def whole(t: Tensor) -> Tensor:
@@ -54,6 +54,24 @@ def optimizer_state(names: Mapping[int, str], optimizer: Optimizer) -> dict[str,
     return out
 
 
+def own_state(taken: int) -> dict[str, Any]:
+    """What a rank goes on with besides: the number of steps, and its random numbers."""
+    return {TAKEN: taken, f"{RANDOM}{dist.get_rank()}": torch.get_rng_state()}
+
+
+def step_name(taken: int) -> str:
+    return f"step-{taken:08d}"
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The last step in ``folder`` that was written to its end, or ``folder`` if it is one."""
+    folder = Path(folder)
+    whole = sorted(p.parent for p in folder.glob("step-*/.metadata"))
+    if (folder / ".metadata").exists():
+        return folder
+    return whole[-1] if whole else None
+
+
 @dataclass(frozen=True)
 class Saving:
     """A checkpoint that is being written while training goes on."""
@@ -78,16 +96,16 @@ def write(state: dict[str, Any], folder: str | Path, group: dist.ProcessGroup, b
 
 
 def read(
-    folder: str | Path,
+    folder: Path,
     values: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     optimizer: Optimizer | None,
-    extra: Sequence[str],
     group: dist.ProcessGroup,
-) -> dict[str, Any]:
-    """Read this rank's share into ``values`` and the optimizer, and the entries ``extra``.
+) -> int:
+    """Read this rank's share into ``values`` and the optimizer; the number of steps taken.
 
     The optimizer's groups keep their options and are filled anew with ``parameters``, each in the group that it had.
+    Random numbers go on where they stopped, if the same number of processes reads.
 
     Raises:
         BadCheckpoint: no checkpoint, of another model, or of an optimizer with other groups.
@@ -101,11 +119,15 @@ def read(
         for entry in (k for k in known if k.startswith(prefix)):
             if "." not in entry.removeprefix(prefix):
                 state[entry] = _room(known[entry], p)
-    state |= {name: None for name in extra if name in known}
+    mine = f"{RANDOM}{dist.get_rank()}"
+    as_many = sum(k.startswith(RANDOM) for k in known) == dist.get_world_size()
+    state |= {TAKEN: None, **({mine: torch.get_rng_state()} if as_many else {})}
     load(state, checkpoint_id=str(folder), process_group=group)
     if optimizer is not None:
         _fill(optimizer, state, parameters, folder)
-    return {name: state[name] for name in extra if name in state}
+    if as_many:
+        torch.set_rng_state(state[mine])
+    return int(state[TAKEN])
 
 
 def _known(folder: str | Path) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from dsc import options as opt
 from dsc.distributed import assemble, checkpoint, forward, monitor, reduce
@@ -23,7 +25,7 @@ from dsc.distributed.monitor import Monitor, Report
 from dsc.distributed.place import Place, place
 from dsc.distributed.plan import PipelinePlan
 from dsc.distributed.stage import GIVEN, StageModule
-from dsc.errors import BadBatch, DscError, NotLoaded, PlanMismatch, RankLost, StageFailed
+from dsc.errors import BadBatch, BadCheckpoint, DscError, NotLoaded, PlanMismatch, RankLost, StageFailed
 from dsc.options import Options
 from dsc.torch_shim import on_reduced, pipeline_runtime
 
@@ -146,11 +148,11 @@ class Pipeline:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's, by the model's first name for each; one that two of its stages share comes once."""
-        seen: set[int] = set()
+        seen: set[str] = set()
         for stage in self.stages.values():
             for name, p in stage.named_parameters():
-                if id(p) not in seen:
-                    seen.add(id(p))
+                if name not in seen:
+                    seen.add(name)
                     yield name, p
 
     def parameters(self) -> list[nn.Parameter]:
@@ -186,6 +188,58 @@ class Pipeline:
                     )
                 value.copy_(checkpoint.like(state[name], value))
         self.ready = True
+
+    def save(
+        self, folder: str | Path, optimizer: Optimizer | None = None, background: bool = False
+    ) -> checkpoint.Saving:
+        """Write ``folder/step-N``, all ranks together: any split of the same model can read it.
+
+        In the background the call copies the state and returns; the step that it is of counts as saved once it is whole.
+        """
+        state = checkpoint.model_state(self.state_dict())
+        if optimizer is not None:
+            state |= checkpoint.optimizer_state({id(p): name for name, p in self.named_parameters()}, optimizer)
+        state |= checkpoint.own_state(self.taken)
+        where = Path(folder) / checkpoint.step_name(self.taken)
+        return checkpoint.write(state, where, self.place.everybody(), background)
+
+    def load(self, folder: str | Path, optimizer: Optimizer | None = None) -> int:
+        """Read the last whole step in ``folder``, or ``folder`` itself if it is one, and give the number of steps taken.
+
+        The optimizer keeps its groups; they are filled with this rank's parameters and their state.
+
+        Raises:
+            BadCheckpoint: there is none, or it is of another model.
+        """
+        where = checkpoint.latest(folder)
+        if where is None:
+            raise BadCheckpoint(str(folder), "no whole step lies in it")
+        parameters = dict(self.named_parameters())
+        self.taken = checkpoint.read(where, self.state_dict(), parameters, optimizer, self.place.everybody())
+        self.ready = True
+        return self.taken
+
+    def resume(self, folder: str | Path, optimizer: Optimizer | None = None) -> int:
+        """``load`` if there is something to load; else 0.  The first line of a script that torchrun may start again."""
+        return 0 if checkpoint.latest(folder) is None else self.load(folder, optimizer)
+
+    def resplit(self, plan: PipelinePlan, folder: str | Path, optimizer: Optimizer | None = None) -> None:
+        """Go on with another plan of the same graph on the same processes: through a checkpoint in ``folder``.
+
+        Parameters and the optimizer's state move bit by bit; compressed replicas start with no error to feed back.
+
+        Raises:
+            PlanMismatch, WorldMismatch: the plan is for something else.
+        """
+        fits(plan, self.setup.traced)
+        at = place(plan, self.place.mesh, self.setup.device)
+        self.save(folder, optimizer)
+        taken, extra = self.taken, self.extra
+        self.stages.clear()  # memory of the old parameters, before that of the new
+        new = build(plan, at, self.setup, {**unfilled(self.setup.traced), **self.setup.unsaved})
+        new.extra = extra
+        vars(self).update(vars(new))
+        self.load(Path(folder) / checkpoint.step_name(taken), optimizer)
 
     def report(self) -> Report:
         """What all ranks measured over the last steps; all of them ask."""
@@ -232,11 +286,7 @@ def pipeline(
     start_processes(where, timeout)
     at = place(plan, mesh, where)
     traced = forward.trace(model, forward.microbatch(example_inputs, plan.microbatches))
-    if traced.fingerprint != plan.graph:
-        raise PlanMismatch(
-            f"it was made for the graph {plan.graph}, and this model on these inputs has {traced.fingerprint}",
-            "plan again, or give the model and the batch that it was made for",
-        )
+    fits(plan, traced)
     chosen = opt.parse(options, None, {}) if compiled else None
     wanted = reduce.replicas(replicas) if isinstance(replicas, str) else replicas
     names = assemble.saved_names(model)
@@ -260,7 +310,9 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
         parts = assemble.assemble(traced, s)
         for name in (*parts.weights, *parts.held):
             own.setdefault(name, _own(values.get(name, traced.constants.get(name)), device))
-        module = StageModule(parts, own, setup.names.keys())
+        borrowed = [name for name in parts.weights if any(name in m.trained for m in modules.values())]
+        aliases = {name: nn.Parameter(own[name].detach()) for name in borrowed}
+        module = StageModule(parts, {**own, **aliases}, setup.names.keys(), borrowed)
         arriving, leaving = (assemble.example(traced, names, carry, device) for names in (s.receives, s.sends))
         given = assemble.example(traced, s.inputs, carry, device)
         setup.replicas.wrap(s.index, module, at)
@@ -289,6 +341,26 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
     extra = {n: t for n, t in values.items() if n not in used and at.rank == 0 and not t.is_meta}
     ready = not any(t is not None and t.is_meta for t in values.values())
     return Pipeline(plan, at, setup, modules, runtime, watch, sent * plan.microbatches, ready, extra=extra)
+
+
+def fits(plan: PipelinePlan, traced: forward.Forward) -> None:
+    """Raise ``PlanMismatch`` if the plan is for another graph."""
+    if traced.fingerprint != plan.graph:
+        raise PlanMismatch(
+            f"it was made for the graph {plan.graph}, and this model on these inputs has {traced.fingerprint}",
+            "plan again, or give the model and the batch that it was made for",
+        )
+
+
+def unfilled(traced: forward.Forward) -> dict[str, Tensor]:
+    """The parameters and buffers of the model on the meta device."""
+    out: dict[str, Tensor] = {}
+    for n in traced.gm.graph.find_nodes(op="placeholder"):
+        if n.name in traced.state:
+            value = torch.empty(n.meta["val"].shape, dtype=n.meta["val"].dtype, device="meta")
+            parameter = n.name in traced.parameters or isinstance(n.meta["val"], nn.Parameter)
+            out[traced.state[n.name]] = nn.Parameter(value, n.name in traced.parameters) if parameter else value
+    return out
 
 
 def _own(value: Tensor | None, device: torch.device) -> Tensor:

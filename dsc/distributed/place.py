@@ -27,6 +27,7 @@ class Place:
     """Of all processes, with the dimensions ``pp`` and, where there are any, ``dp`` and ``tp``."""
     sums: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     """Groups of a few ranks of the pipeline, by the plan's numbers of them."""
+    saving: dist.ProcessGroup | None = None
 
     def member(self, rank: int) -> int:
         """The number in the group of a rank of the plan."""
@@ -39,6 +40,12 @@ class Place:
             members = sorted(self.members[r] for r in key)
             self.sums[key] = dist.new_group(members, use_local_synchronization=True)
         return self.sums[key]
+
+    def everybody(self) -> dist.ProcessGroup:
+        """All processes, over their CPUs: for checkpoints, which may be written while training goes on."""
+        if self.saving is None:
+            self.saving = dist.new_group(backend="gloo")
+        return self.saving
 
     def dimension(self, name: str) -> DeviceMesh | None:
         """One dimension of the mesh; None where it is missing, or where it is but one process."""

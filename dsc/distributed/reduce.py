@@ -118,6 +118,10 @@ class Compressed(Replicas):
     least: float = 2.0
     states: dict[int, Any] = field(default_factory=dict)
 
+    def wrap(self, index: int, module: StageModule, at: Place) -> None:
+        super().wrap(index, module, at)
+        self.states.pop(index, None)
+
     def start(self, index: int, bucket: Bucket) -> Any:
         if index not in self.states:
             self.states[index] = powerSGD_hook.PowerSGDState(
@@ -150,13 +154,10 @@ class Sharded(Replicas):
         mesh = at.dimension("dp")
         if mesh is None:
             return
-        if any(
-            isinstance(p.data, dist.tensor.DTensor) and "dp" in (p.data.device_mesh.mesh_dim_names or ())
-            for p in module.parameters()
-        ):
+        if module.borrowed:
             raise NotParallel(
                 "FSDP",
-                "two stages of one rank share a parameter",
+                f"two stages of rank {at.rank} share {module.borrowed[0]}",
                 "untie it, place its stages on two ranks, or use replicas='ddp'",
             )
         fully_shard(module, mesh=mesh, mp_policy=self.precision)
@@ -185,17 +186,22 @@ def put_back(kept: Mapping[nn.Parameter, Tensor]) -> None:
 
 
 def sum_shared(plan: PipelinePlan, at: Place, stages: Mapping[int, StageModule]) -> None:
-    """Tied weights: every rank that has one gets the sum of all stages' gradients."""
+    """Tied weights: the sum of all stages' gradients goes to the first stage of every rank that has one.
+
+    Each stage has gathered its own over the micro-batches, so that the sum does not depend on where the stages are.
+    """
     for name, owners in sorted(plan.shared.items()):
+        mine = [dict(stages[s].named_parameters())[name] for s in owners if s in stages and name in stages[s].trained]
+        if not mine:
+            continue
+        first, *others = mine
+        grad = _gradient(first)
+        for p in others:
+            grad, p.grad = grad.add_(_gradient(p)), None
         ranks = {plan.stages[s].rank for s in owners}
-        if len(ranks) == 1 or at.rank not in ranks:
-            continue
-        p = dict(next(stages[s] for s in owners if s in stages).named_parameters()).get(name)
-        if p is None or not p.requires_grad:  # a buffer, or frozen
-            continue
-        grad = _gradient(p)
-        dist.all_reduce(_local(grad), group=at.among(ranks))
-        p.grad = grad
+        if len(ranks) > 1:
+            dist.all_reduce(_local(grad), group=at.among(ranks))
+        first.grad = grad
 
 
 def _local(t: Tensor) -> Tensor:

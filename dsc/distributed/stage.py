@@ -41,13 +41,18 @@ class StageModule(nn.Module):
     the module's ``state_dict``.
     """
 
-    def __init__(self, parts: Parts, state: Mapping[str, Tensor], saved: Collection[str]) -> None:
+    def __init__(
+        self, parts: Parts, state: Mapping[str, Tensor], saved: Collection[str], borrowed: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         names = (*parts.weights, *parts.held)
         for name in names:
             register(home(self, name), leaf(name), state[name], name in saved)
         self._places = [(home(self, name), leaf(name)) for name in names]
         self._weights = len(parts.weights)
+        self.trained = frozenset(parts.weights)
+        self.borrowed = borrowed
+        """Parameters whose memory is that of an earlier stage of this rank, for a gradient of this stage's own."""
         self._given = [GIVEN + name for name in parts.plan.inputs] if parts.plan.receives else []
         self._recompute = parts.plan.recompute
         self._inner, self._outer = without_relays(parts.graph, len(self._places))
