@@ -24,6 +24,8 @@ KEPT = 64
 """Combinations of sizes of one kernel whose grids are remembered."""
 
 Sizes = tuple[int, ...]
+Again = Callable[[int, Sequence[int], Sequence[torch.Tensor]], object]
+"""A launch: of the stream, the addresses of the tensors, and the tensors."""
 
 
 @dataclass
@@ -34,8 +36,8 @@ class Kernel:
     fn: Any
     """What Triton calls a JITFunction."""
     constants: Mapping[str, int]
-    ready: dict[tuple[object, ...], Callable[[int, Sequence[int]], None]] = field(default_factory=dict)
-    """By device, alignment of the pointers, and sizes: (stream, pointers) -> launched."""
+    ready: dict[tuple[object, ...], Again] = field(default_factory=dict)
+    """By device, alignment of the pointers, and sizes."""
 
     def launch(self, tensors: Sequence[torch.Tensor], pointers: Sequence[int], sizes: Sizes, device: int) -> None:
         """On the current stream of ``device``.  ``pointers`` are the tensors' addresses.
@@ -48,31 +50,46 @@ class Kernel:
             bits |= p
         key = (device, tuple(p % 16 == 0 for p in pointers) if bits & 15 else True, sizes)
         run = self.ready.get(key)
-        if run is not None:
-            run(raw_stream(device), pointers)
+        if run is None:
+            if len(self.ready) >= KEPT:
+                self.ready.clear()
+            self.ready[key] = self.first(tensors, sizes)
             return
-        if len(self.ready) >= KEPT:
-            self.ready.clear()
-        self.ready[key] = self.first(tensors, sizes)
+        try:
+            run(raw_stream(device), pointers, tensors)
+        except TypeError:  # a Triton whose compiled kernels are called in another way
+            self.ready[key] = slow = self.plainly(sizes)
+            slow(0, pointers, tensors)
 
-    def first(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> Callable[[int, Sequence[int]], None]:
+    def first(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> Again:
         """Compile, launch, and return how to launch again."""
-        kernel, schedule = self.part.kernel, self.part.schedule
+        kernel = self.part.kernel
         known = dict(zip(kernel.sizes, sizes))
-        programs = grid(kernel, schedule, known)
+        programs = grid(kernel, self.part.schedule, known)
         if programs == 0:
-            return lambda stream, pointers: None
+            return lambda stream, pointers, tensors: None
         if any(evaluate(sympy.sympify(v.attr), known) <= 0 for v in kernel.lets if v.op == "check"):
             raise CheckFailed(kernel)
-        with LANGUAGE:
-            made = self.fn[(programs,)](*tensors, *sizes, **self.constants, **options(schedule))
+        made = self.plainly(sizes)(0, (), tensors)
+        run, function, packed = made.run, made.function, made.packed_metadata  # type: ignore[attr-defined]
         rest = (*sizes, *self.constants.values())
-        run, function, packed = made.run, made.function, made.packed_metadata
+        hooks = (None, None, None)  # of Triton's own profilers
 
-        def again(stream: int, pointers: Sequence[int]) -> None:
-            run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *rest)
+        def again(stream: int, pointers: Sequence[int], _: Sequence[torch.Tensor]) -> None:
+            run(programs, 1, 1, stream, function, packed, *hooks, *pointers, *rest)
 
         return again
+
+    def plainly(self, sizes: Sizes) -> Again:
+        """A launch by Triton's own call, which gives the compiled kernel."""
+        kernel, schedule = self.part.kernel, self.part.schedule
+        programs = grid(kernel, schedule, dict(zip(kernel.sizes, sizes)))
+
+        def launch(_: int, __: Sequence[int], tensors: Sequence[torch.Tensor]) -> object:
+            with LANGUAGE:
+                return self.fn[(programs,)](*tensors, *sizes, **self.constants, **options(schedule))
+
+        return launch
 
 
 def sequence(plans: Mapping[str, Plan], calls: Sequence[Call]) -> Callable[[tuple[torch.Tensor, ...], Sizes], int]:
