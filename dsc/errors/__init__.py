@@ -34,7 +34,6 @@ from dsc.errors.memory import InfeasibleBudget as InfeasibleBudget
 from dsc.errors.options import BadOption as BadOption
 from dsc.errors.options import BadPassOrder as BadPassOrder
 from dsc.errors.options import BadPlugin as BadPlugin
-from dsc.errors.options import OptionNotYet as OptionNotYet
 from dsc.errors.options import UnknownOption as UnknownOption
 from dsc.errors.options import UnknownPass as UnknownPass
 from dsc.errors.options import UnknownTarget as UnknownTarget
