@@ -75,6 +75,8 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
     if options.sparsity is not None:
         joint = passlist.sparse(joint, options.sparsity, state)
         warn_of_stale_masks(joint)
+    if options.attention is not None:
+        joint = passlist.attending(joint, options.attention)
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep, state=state)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now

@@ -77,6 +77,9 @@ class Options:
     None: dense.
     """
 
+    attention: Mapping[str, Any] | None = None
+    """Attention over chosen blocks, which changes the model: the fields of ``dsc.passes.sparse_attention``; None: dense."""
+
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
 
@@ -147,6 +150,10 @@ def checked(name: str, value: object, shown: str) -> object:
     elif name == "sparsity":
         if not isinstance(value, (str, Mapping, type(None))):
             raise BadOption(shown, value, "a pattern such as '2:4', a mapping such as {'pattern': '2:4'}, or None")
+        value = dict(value) if isinstance(value, Mapping) else value
+    elif name == "attention":
+        if not isinstance(value, (Mapping, type(None))):
+            raise BadOption(shown, value, "a mapping such as {'pattern': 'block_sparse', 'window': 256}, or None")
         value = dict(value) if isinstance(value, Mapping) else value
     elif name == "watchers":
         if not isinstance(value, (list, tuple)):

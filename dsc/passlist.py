@@ -16,6 +16,7 @@ from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
 from dsc.passes.recompute import Recompute
+from dsc.passes.sparse_attention import SparseAttention
 from dsc.passes.sparsify import Sparsify, names
 from dsc.runtime.state import State
 from dsc.target import Target
@@ -32,7 +33,7 @@ GRAPH: tuple[Pass, ...] = (
 )
 """On the forward, backward or inference graph."""
 
-KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, Sparsify, Recompute, Memory, Fuse)}
+KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, SparseAttention, Sparsify, Recompute, Memory, Fuse)}
 
 PLUGINS = "dsc.passes"
 """The entry point group under which other packages bring passes: known by name, run only where named."""
@@ -97,14 +98,32 @@ def sparse(joint: Sequence[Pass], given: str | Mapping[str, Any], state: State) 
     Raises:
         UnknownOption, BadOption: what is given makes no sense.
     """
-    values: dict[str, Any] = {"pattern": given} if isinstance(given, str) else dict(given)
-    known = tuple(f.name for f in fields(Sparsify) if f.name != "state")
-    if unknown := [key for key in values if key not in known]:
-        raise UnknownOption(str(unknown[0]), known, "sparsity")
+    values = {"pattern": given} if isinstance(given, str) else _fields(Sparsify, given, "sparsity")
     if "layers" in values:
         values["layers"] = names(values["layers"])
+    return _early(joint, Sparsify(**values, state=state))
+
+
+def attending(joint: Sequence[Pass], given: Mapping[str, Any]) -> tuple[Pass, ...]:
+    """The passes on the joint graph with ``options.attention``.
+
+    Raises:
+        UnknownOption, BadOption: what is given makes no sense.
+    """
+    return _early(joint, SparseAttention(**_fields(SparseAttention, given, "attention")))
+
+
+def _fields(kind: type[Pass], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    known = tuple(f.name for f in fields(kind) if f.name != "state")
+    if unknown := [key for key in given if key not in known]:
+        raise UnknownOption(str(unknown[0]), known, owner)
+    return dict(given)
+
+
+def _early(joint: Sequence[Pass], new: Pass) -> tuple[Pass, ...]:
+    """With a pass that changes what is computed: right after ``canonicalize``, before all that weigh costs."""
     after = max((i + 1 for i, p in enumerate(joint) if isinstance(p, Canonicalize)), default=0)
-    return (*joint[:after], Sparsify(**values, state=state), *joint[after:])
+    return (*joint[:after], new, *joint[after:])
 
 
 def parse(text: str) -> tuple[Pass, ...]:

@@ -17,6 +17,7 @@ def test_every_key_is_accepted() -> None:
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
         "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "cache": False, "trace": "/t",
         "memory_budget": "40GiB", "memory_held": 1 << 30, "memory_plan": "plan.json", "state": State(), "sparsity": "2:4",
+        "attention": {"window": 64},
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
     assert set(given) == set(options.KEYS)
