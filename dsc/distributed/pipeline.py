@@ -315,9 +315,9 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
         module = StageModule(parts, {**own, **aliases}, setup.names.keys(), borrowed)
         arriving, leaving = (assemble.example(traced, names, carry, device) for names in (s.receives, s.sends))
         given = assemble.example(traced, s.inputs, carry, device)
-        setup.replicas.wrap(s.index, module, at)
         splits = any(stage == s.index and kind == "I" for stage, kind, _ in plan.orders[at.rank])
         module.compile([*arriving, *given], setup.options, splits)
+        setup.replicas.wrap(s.index, module, at)  # behind: the functions see whole parameters, sharded ones are gathered
         stage = monitor.TimedStage(
             module,
             s.index,
