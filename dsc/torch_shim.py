@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -308,3 +308,10 @@ def on_reduced(runtime: Any, reduce: Callable[[int], None]) -> None:
     """Call ``reduce(stage)`` where the runtime would reduce the gradients of that stage over replicas."""
     schedules = importlib.import_module("torch.distributed.pipelining.schedules")
     runtime.register_custom_function(schedules.REDUCE_GRAD, lambda action, _: reduce(action.stage_index))
+
+
+def lowered_at_once() -> AbstractContextManager[object]:
+    """AOTAutograd inside compiles a backward graph with its forward, not at its first call."""
+    config = importlib.import_module("torch._functorch.config")
+    patch: AbstractContextManager[object] = config.patch(force_non_lazy_backward_lowering=True)
+    return patch

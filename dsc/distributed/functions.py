@@ -13,7 +13,7 @@ from dsc import compiler
 from dsc import target as targets
 from dsc.distributed import split
 from dsc.options import Options
-from dsc.torch_shim import aot_autograd, make_boxed_func
+from dsc.torch_shim import aot_autograd, lowered_at_once, make_boxed_func
 
 Later = Callable[[], Sequence[object]]
 """Computes the gradients of the weights of one micro-batch, None where a weight has none."""
@@ -66,7 +66,8 @@ def build(
         inference_compiler=lambda g, _: compiled(g, "inference"),
         partition_fn=partition,
     )
-    made.forward = aot(gm, list(inputs))
+    with lowered_at_once():
+        made.forward = aot(gm, list(inputs))
     return made
 
 

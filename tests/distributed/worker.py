@@ -20,13 +20,13 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
-import hand
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+import kit_pipeline as hand
 from dsc.distributed import forward
 from dsc.distributed import pipeline as pl
 from dsc.distributed.plan import PipelinePlan, why_not

@@ -19,9 +19,16 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 
 
 def plan(
-    forward: Forward, ranks: int, schedule: str, microbatches: int, size: int, chunks: int = 1, seed: int = 0
+    forward: Forward,
+    ranks: int,
+    schedule: str,
+    microbatches: int,
+    size: int,
+    chunks: int = 1,
+    seed: int = 0,
+    before: Sequence[Node] | None = None,
 ) -> PipelinePlan:
-    """Cuts at random places, ``chunks`` stages a rank; ``schedule`` is torch's, ``1F1B``, or ``random``."""
+    """``chunks`` stages a rank, cut at random places, or before these calls; the order is torch's, ``1F1B`` or ``random``."""
     stages = ranks * chunks
     v = schedule in V_SHAPED or schedule == "random"
     homes = [s % ranks if not v or (s // ranks) % 2 == 0 else ranks - 1 - s % ranks for s in range(stages)]
@@ -31,6 +38,8 @@ def plan(
         else known(schedule, homes, ranks, microbatches)
     )
     cut = cuts(forward, stages, random.Random(seed))
+    if before is not None:
+        cut = [0, *(runs(forward).index(n) for n in before), cut[-1]]
     found = tuple(_stage(forward, cut, s, homes[s]) for s in range(stages))
     shared = {name: tuple(s.index for s in found if name in s.state) for s in found for name in s.state}
     return PipelinePlan(
