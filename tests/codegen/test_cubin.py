@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from dsc.codegen.cubin import KernelFacts, compile_source, inspect, occupancy
 from dsc.codegen.triton import Schedule
@@ -56,13 +56,15 @@ def test_accesses_by_buffer() -> None:
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_counts_are_those_of_the_machine_code(capability: int) -> None:
-    """Straight-line kernels: the assembler splits no access, and that of Triton 3.7 joins loads of one address."""
+    """Straight-line kernels: the assembler splits no access, and that of Triton 3.7 joins all loads of one address."""
+    import triton
+
     joins = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
     for kernel in (layernorm_kernel(4096, 768), transpose_kernel(8, 512, 768), gather_kernel(50)):
         facts = inspect(kernel, None, capability)
         sass = facts.sass()
-        repeated = 0 if joins else len(re.findall(r"ld\.global", facts.ptx)) - facts.loads
-        assert len(re.findall(r"\bLDG\.E", sass)) == facts.loads + repeated
+        most = facts.loads if joins else len(re.findall(r"\bld\.global", facts.ptx))
+        assert facts.loads <= len(re.findall(r"\bLDG\.E", sass)) <= most
         assert len(re.findall(r"\bLDG\.E\.128", sass)) == facts.wide(store=False)
         assert len(re.findall(r"\bSTG\.E", sass)) == facts.stores
         assert len(re.findall(r"\bSTG\.E\.128", sass)) == facts.wide(store=True)
