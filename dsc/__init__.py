@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dsc.artifact import load as load
     from dsc.debug.tracing import trace as trace
+    from dsc.distributed.pipeline import Pipeline as Pipeline
+    from dsc.distributed.pipeline import pipeline as pipeline
     from dsc.errors import DscError as DscError
     from dsc.errors import DscWarning as DscWarning
     from dsc.manager import Pass as Pass
@@ -27,6 +29,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "dsc.artifact",
     "trace": "dsc.debug.tracing",
+    "Pipeline": "dsc.distributed.pipeline",
+    "pipeline": "dsc.distributed.pipeline",
     "DscError": "dsc.errors",
     "DscWarning": "dsc.errors",
     "Pass": "dsc.manager",
