@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dsc.artifact import load as load
     from dsc.debug.tracing import trace as trace
+    from dsc.distributed.cluster import Cluster as Cluster
+    from dsc.distributed.plan import PipelinePlan as PipelinePlan
+    from dsc.distributed.planner import plan_pipeline as plan_pipeline
     from dsc.distributed.pipeline import Pipeline as Pipeline
     from dsc.distributed.pipeline import pipeline as pipeline
     from dsc.errors import DscError as DscError
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from dsc.manager import Pass as Pass
     from dsc.manager import Remark as Remark
     from dsc.manager import Report as Report
+    from dsc.precision.plan import PrecisionPlan as PrecisionPlan
     from dsc.runtime.state import State as State
     from dsc.target import Target as Target
     from dsc.watch import Watcher as Watcher
@@ -29,6 +33,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "dsc.artifact",
     "trace": "dsc.debug.tracing",
+    "Cluster": "dsc.distributed.cluster",
+    "PipelinePlan": "dsc.distributed.plan",
+    "plan_pipeline": "dsc.distributed.planner",
     "Pipeline": "dsc.distributed.pipeline",
     "pipeline": "dsc.distributed.pipeline",
     "DscError": "dsc.errors",
@@ -36,6 +43,7 @@ _HOMES = {
     "Pass": "dsc.manager",
     "Remark": "dsc.manager",
     "Report": "dsc.manager",
+    "PrecisionPlan": "dsc.precision.plan",
     "State": "dsc.runtime.state",
     "Target": "dsc.target",
     "Watcher": "dsc.watch",

@@ -7,17 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from dsc import ops
-from dsc.distributed.cluster import Link
+from dsc.distributed import topology
+from dsc.distributed.cluster import Cluster, Link
 from dsc.distributed.forward import Forward
+from dsc.distributed.plan import Degrees
 from dsc.distributed.stage_cost import Layout, NodeCost, costs
 from dsc.passes.solve.stage_cut import Line
 
 LAYER = re.compile(r"(?:\w+\.)*?\d+(?=\.|$)")
 """The outermost member of a list of modules in a module's path."""
+
+
+STATE = {"adam": (8, 12), "sgd": (0, 4), "momentum": (4, 8)}
+"""Optimizer -> bytes of state for a parameter of 4 bytes, and for one of 2, which has a master copy in 4."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,12 @@ class Laid:
     """Of those layers."""
 
 
-def lay(forward: Forward, layout: Layout, memory: Memory, wire: Link, order: Sequence[Node] | None = None) -> Laid:
+def lay(
+    forward: Forward, layout: Layout, memory: Memory, wire: Link, near: Link, order: Sequence[Node] | None = None
+) -> Laid:
     """The graph as a line, in the order of the program or another one in which it can run.
 
-    ``wire`` links two stages that are not on one card.
+    ``wire`` links stages of different machines, ``near`` those of one.
     """
     priced = costs(forward, layout)
     copied = copies(forward)
@@ -70,7 +79,7 @@ def lay(forward: Forward, layout: Layout, memory: Memory, wire: Link, order: Seq
                 made[place[root]] += nbytes
     crossing, allowed = _crossing(forward, nodes, place, copied)
     (weights, gradients, state), shared = _parameters(forward, place, copied, layout, memory)
-    send = np.array([wire.seconds(b / max(layout.degrees.sequence, 1)) for b in crossing])
+    crossing = crossing / max(layout.degrees.sequence, 1)
     line = Line(
         sums(c.forward for c in mine),
         sums(c.dgrad for c in mine),
@@ -80,13 +89,32 @@ def lay(forward: Forward, layout: Layout, memory: Memory, wire: Link, order: Seq
         sums(weights),
         sums(gradients),
         sums(state),
-        crossing / max(layout.degrees.sequence, 1),
-        send,
+        crossing,
+        np.array([wire.seconds(b) for b in crossing]),
+        np.array([near.seconds(b) for b in crossing]),
         allowed,
         shared,
     )
     layers, names = _layers(nodes)
     return Laid(forward, line, nodes, copied, priced, layers, names)
+
+
+def on_cluster(
+    traced: Forward, cluster: Cluster, degrees: Degrees, optimizer: str = "adam", order: Sequence[Node] | None = None
+) -> Laid:
+    """The line of a traced model on one card of a pipeline, with costs by the roofline."""
+    place = topology.devices(degrees, cluster)
+    one_machine = len({d // cluster.per_node for d in place}) == 1
+    wire = cluster.inside if one_machine else cluster.between
+    half = any(
+        n.meta["val"].dtype in (torch.bfloat16, torch.float16)
+        for n in traced.gm.graph.nodes
+        if n.op == "placeholder" and n.name in traced.parameters
+    )
+    state = STATE[optimizer][half] / (2 if half else 4)
+    shares = tuple(degrees.data if degrees.zero >= level else 1 for level in (3, 2, 1))
+    memory = Memory(1.0, state, shares)  # type: ignore[arg-type]  # three of them
+    return lay(traced, Layout(cluster, degrees), memory, wire, cluster.inside, order)
 
 
 def copies(forward: Forward) -> frozenset[Node]:

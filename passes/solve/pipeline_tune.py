@@ -44,6 +44,8 @@ class Task:
     """Whether all stages compute their forward again."""
     chunks: int = 2
     """Stages a rank, of schedules that take any number."""
+    machines: tuple[int, ...] = ()
+    """Where each rank is; empty: all apart."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Candidate:
 def candidate(
     task: Task, split: str, schedule: str, cuts: Sequence[int], home: Sequence[int], orders: Sequence[Order]
 ) -> Candidate:
-    p = pipeline(task.line, cuts, home, task.microbatches, task.limit, [task.again] * (len(cuts) - 1))
+    p = pipeline(task.line, cuts, home, task.microbatches, task.limit, [task.again] * (len(cuts) - 1), task.machines)
     return Candidate(split, schedule, tuple(cuts), p, tuple(orders), simulate(p, orders))
 
 
@@ -218,7 +220,7 @@ def shift(task: Task, c: Candidate, evaluations: int, rng: random.Random) -> Can
     orders = [code.encode(o) for o in c.orders]
 
     def judge(places: Sequence[int]) -> float:
-        p = pipeline(task.line, [int(at[x]) for x in places], home, task.microbatches, task.limit, again)
+        p = pipeline(task.line, [int(at[x]) for x in places], home, task.microbatches, task.limit, again, task.machines)
         code.cost(p)
         over = excess(p, [code.peak(r, o) for r, o in enumerate(orders)])
         return code.run(orders)[0] * (1 + 10 * over)

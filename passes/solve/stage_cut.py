@@ -44,7 +44,9 @@ class Line:
     crossing: Numbers
     """At each place: bytes that are handed on there."""
     send: Numbers
-    """At each place: seconds for that."""
+    """At each place: seconds for that, between ranks that are far from each other."""
+    near: Numbers
+    """The same between ranks of one machine."""
     allowed: NDArray[np.bool_]
     """At each place: whether there may be a cut."""
     shared: tuple[tuple[tuple[float, float, float], tuple[int, ...]], ...]
@@ -82,10 +84,12 @@ def pipeline(
     microbatches: int,
     limit: float = NEVER,
     again: Sequence[bool] = (),
+    machines: Sequence[int] = (),
 ) -> Pipeline:
     """The pieces of a line as a pipeline; ``again``: which pieces compute their forward again for the backward.
 
-    Ranks that own two pieces with the same shared parameter hold it once.
+    ``machines``: where each rank is; without it all are far from each other.  Ranks that own two pieces with the same
+    shared parameter hold it once.
     """
     pieces = list(pairwise(cuts))
     ranks = max(home) + 1
@@ -105,7 +109,10 @@ def pipeline(
         tuple(f),
         tuple(d + (x if r else 0.0) for d, x, r in zip(i, f, redo)),
         tuple(w),
-        tuple(float(line.send[c]) for c in cuts[1:-1]),
+        tuple(
+            float((line.near if machines and machines[a] == machines[b] else line.send)[c])
+            for c, a, b in zip(cuts[1:-1], home, home[1:])
+        ),
         tuple(float(line.crossing[b]) if r and b else 0.0 if r else n for n, r, (b, _) in zip(whole, redo, pieces)),
         tuple(line.kept(b, h) for b, h in pieces),
         tuple(static),

@@ -1,0 +1,142 @@
+"""How to divide a cluster: degrees of data, tensor, pipeline, sequence and expert parallelism, by modelled seconds of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from dsc import budget
+from dsc.distributed import forward, line
+from dsc.distributed.cluster import Cluster
+from dsc.distributed.forward import Forward
+from dsc.distributed.line import Laid
+from dsc.distributed.plan import Degrees
+from dsc.distributed.topology import devices, reduce_seconds, words
+from dsc.errors import ClusterTooSmall
+from dsc.manager import Remark
+from dsc.passes.solve import pipeline_tune
+from dsc.passes.solve.pipeline_tune import Task
+
+SCHEDULES = ("1f1b", "zb-h1", "zbv")
+"""That degrees are compared by; the search comes later."""
+MOST_BATCHES = 64
+TOO_MANY = 8
+"""Micro-batches for each rank beyond which more bring nothing."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One way to divide a cluster, and what it would do."""
+
+    degrees: Degrees
+    microbatches: int
+    seconds: float
+    """Of a step of the whole batch, with the sum of gradients over replicas; infinite if it cannot be."""
+    peak: int
+    fits: bool
+    recompute: bool
+    reduce: float
+    """Of those seconds, for gradients."""
+
+    @property
+    def remark(self) -> Remark:
+        how = words(self.degrees)
+        if not self.fits:
+            return Remark(how, "skipped", f"it needs {self.peak / 2**30:.1f} GiB a card")
+        again = ", forwards computed again" if self.recompute else ""
+        return Remark(
+            how,
+            "did",
+            f"{self.seconds * 1e3:.4g} ms a step before the search, {self.reduce * 1e3:.3g} ms of it gradients{again}",
+        )
+
+
+def candidates(cluster: Cluster, samples: int, experts: int) -> Iterator[Degrees]:
+    """All ways to use the whole cluster: tensor parallelism inside a node alone, experts over replicas."""
+    for tensor in _divisors(cluster.per_node):
+        for pipeline in _divisors(cluster.size // tensor):
+            data = cluster.size // tensor // pipeline
+            if samples % data or tensor > 8:
+                continue
+            spread = [e for e in _divisors(data) if experts % e == 0] if experts > 1 else [1]
+            for expert in {1, max(spread)}:
+                yield Degrees(data, tensor, pipeline, tensor, expert, 1 if data > 1 else 0)
+
+
+def propose(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    cluster: Cluster,
+    *,
+    memory: int | str | None = None,
+    optimizer: str = "adam",
+) -> list[Proposal]:
+    """Ways to train ``model`` on a whole cluster, the fastest first; ``inputs`` are the batch of all replicas together.
+
+    Micro-batches are as small as the batch allows, but no more than ``TOO_MANY`` a rank.
+
+    Raises:
+        ClusterTooSmall: the batch cannot be divided over the cluster at all.
+    """
+    samples = forward.batch_of(inputs)
+    limit = budget.bytes_of("auto" if memory is None else memory, cluster.target, "memory")
+    traced: dict[int, Forward] = {}
+    found = []
+    experts = 0
+    for d in list(candidates(cluster, samples, 1)):
+        m = _batches(samples // d.data, d.pipeline)
+        each = samples // d.data // m
+        if each not in traced:
+            traced[each] = forward.trace(model, tuple(t[:each] if t.dim() else t for t in inputs))
+            experts = experts or _experts(traced[each])
+        wide = (
+            [d]
+            if experts < 2
+            else [
+                c
+                for c in candidates(cluster, samples, experts)
+                if (c.data, c.tensor, c.pipeline) == (d.data, d.tensor, d.pipeline)
+            ]
+        )
+        for way in wide:
+            found.append(_judge(way, m, line.on_cluster(traced[each], cluster, way, optimizer), cluster, limit))
+    if not found:
+        raise ClusterTooSmall(
+            str(cluster), cluster.size, samples, f"a batch of {samples}, over which its cards cannot be shared out,"
+        )
+    return sorted(found, key=lambda p: (not p.fits, p.seconds if p.fits else p.peak))
+
+
+def _judge(d: Degrees, m: int, laid: Laid, cluster: Cluster, limit: int) -> Proposal:
+    machines = tuple(p // cluster.per_node for p in devices(d, cluster))
+    gradients = float(laid.line.gradients[-1]) * (d.data if d.zero >= 2 else 1) / d.pipeline
+    reduce = reduce_seconds(gradients, d, cluster)
+    best = None
+    for again in (False, True):
+        task = Task(laid.line, laid.layers, d.pipeline, m, limit, again, 2, machines)
+        made = pipeline_tune.portfolio(task, SCHEDULES)
+        best = pipeline_tune.best_of(made)
+        if best is not None:
+            return Proposal(d, m, best.seconds + reduce, int(max(best.timeline.peaks)), True, again, reduce)
+    least = min((int(max(c.timeline.peaks)) for c in made), default=0)
+    return Proposal(d, m, float("inf"), least, False, True, reduce)
+
+
+def _batches(samples: int, ranks: int) -> int:
+    """Micro-batches of a replica's batch."""
+    most = min(samples, MOST_BATCHES, max(TOO_MANY * ranks, 1))
+    return max(m for m in range(1, most + 1) if samples % m == 0)
+
+
+def _experts(traced: Forward) -> int:
+    """How many experts the model has: the first dimension of its three-dimensional parameters."""
+    for n in traced.gm.graph.nodes:
+        if n.op == "placeholder" and n.name in traced.parameters and n.meta["val"].dim() == 3:
+            return int(n.meta["val"].shape[0])
+    return 1
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
