@@ -9,7 +9,9 @@
 Extents and indices are integers or sympy expressions over axis names, size symbols and (for indirect
 access) names of earlier ``i64`` values.  There are no loops, tiles, masks, pointers or thread ids here:
 an emitter adds those, guided by its own schedule.  One kernel has one set of reduce axes, and every
-``reduce`` runs over all of them, so a kernel is a nest over the parallel axes with stages inside.
+``reduce`` runs over all of them, so a kernel is a nest over the parallel axes with stages inside.  A ``collect`` runs
+over all parallel axes: what it gives, and all that follows from it, varies along the reduce axes only, and no
+``reduce`` needs it.
 
 Operations of a ``let``:
 
@@ -21,6 +23,7 @@ Operations of a ``let``:
     round    attr = storage dtype                    to that dtype's values and back: where eager rounds or wraps
     random   attr = "uniform"; args = seed, offset   Philox 4x32-10, first word, as a number in [0, 1)
     reduce   attr = sum | prod | max | min | any | all     over all reduce axes; max and min keep NaN
+    collect  attr = sum                              over all parallel axes
     the rest: POINTWISE below
 """
 

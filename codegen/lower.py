@@ -85,6 +85,8 @@ class Builder:
             axes |= self._axes_of(attr)
         if op == "reduce":
             axes -= {s.name for s in self.reduced}
+        if op == "collect":
+            axes &= {s.name for s in self.reduced}
         name = f"v{len(self.lets)}"
         made = Let(name, op, args, attr, dtype, axes)
         self.lets.append(made)
@@ -161,13 +163,22 @@ class Builder:
             return v
         return self.let("reduce", (v,), kind, self.by_name[v].dtype)
 
-    def off_row(self, index: Index) -> bool:
-        """Whether the index moves with the reduce axes."""
-        return any(not isinstance(i, int) and bool(i.free_symbols & self.reduced) for i in index)
+    def collect(self, kind: str, v: str) -> str:
+        """Over the parallel axes."""
+        if kind != "sum":
+            raise Unlowerable(f"{kind} over rows and columns at once")
+        return self.let("collect", (v,), kind, self.by_name[v].dtype)
 
-    def reduce_index(self, extents: Sequence[Extent]) -> Index:
-        """Index into the reduced dimensions of a tensor, as the kernel's reduce axes run."""
-        mine = [(s, self.ranges[s]) for s in self.symbols if s in self.reduced]
+    def off_row(self, index: Index, across: bool = False) -> bool:
+        """Whether the index moves with the reduce axes, or the others where a node reduces ``across``."""
+        return any(not isinstance(i, int) and bool(i.free_symbols & self.over(across)) for i in index)
+
+    def over(self, across: bool) -> frozenset[sympy.Symbol]:
+        return frozenset(self.symbols) - self.reduced if across else self.reduced
+
+    def reduce_index(self, extents: Sequence[Extent], across: bool = False) -> Index:
+        """Index into the reduced dimensions of a tensor, as the kernel's reduce axes run (or the parallel ones)."""
+        mine = [(s, self.ranges[s]) for s in self.symbols if s in self.over(across)]
         if not same(product(extents), product(e for _, e in mine)):
             raise Unlowerable("reduces over other elements than its kernel")
         return indexing.reshape(tuple(s for s, _ in mine), [e for _, e in mine], extents, self.ranges)
@@ -180,6 +191,8 @@ class Lowering:
     build: Builder
     group: frozenset[Node]
     rules: Mapping[str, Rule]
+    across: frozenset[Node] = frozenset()
+    """Nodes that sum over the parallel axes."""
     values: dict[tuple[Node, int | None], Value] = field(default_factory=dict)
 
     def of(self, arg: object) -> Value:
@@ -220,6 +233,8 @@ class Lowering:
         rule = self.rules.get(ops.name_of(n))
         if rule is None:
             raise Unlowerable(f"no rule for {ops.name_of(n)}")
+        if n in self.across and not domain.sums_columns(n):
+            raise Unlowerable(f"{ops.name_of(n)} over rows and columns at once")
         made = rule(self, n)
         return made if isinstance(made, tuple) else (made,)
 
@@ -277,11 +292,13 @@ def lower(
         Unlowerable: the group does not fit one kernel.
     """
     build = Builder(space, numerics)
-    low = Lowering(build, frozenset(group), rules)
+    across = frozenset(n for n in group if domain.across(n, space))
+    late = domain.follow(group, across)
+    low = Lowering(build, frozenset(group), rules, across)
     stores: list[tuple[Node, Extent, str]] = []
     for out in outputs:
         t = ops.tensor(out)
-        index = output_index(build, shape(t))
+        index = column_index(build, shape(t)) if out in late else output_index(build, shape(t))
         v = low.node(out)
         dtype = ops.SHORT[t.dtype]
         strides = tuple(domain.extent(s) for s in t.stride())
@@ -299,7 +316,7 @@ def lower(
     )
     check_nest(made)
     kept = tuple(n for n, b in build.buffers.items() if b not in in_place and _read(made, b))
-    return Bound(collapse(drop_unread(renamed(made, in_place))), kept + tuple(outputs))
+    return Bound(collapse(drop_idle(drop_unread(renamed(made, in_place)))), kept + tuple(outputs))
 
 
 def written_inputs(build: Builder, stores: Sequence[tuple[Node, Extent, str]]) -> dict[str, str]:
@@ -341,12 +358,28 @@ def drop_unread(k: Kernel) -> Kernel:
     return Kernel(k.name, k.axes, kept, k.lets, k.stores, k.origin)
 
 
+def drop_idle(k: Kernel) -> Kernel:
+    """Reduce axes along which nothing varies and nothing is reduced (a loss picks one element a row)."""
+    along = {a for v in k.lets for a in v.axes} | {s.name for x in k.stores for s in x.index.free_symbols}
+    if any(v.op == "reduce" for v in k.lets):
+        return k
+    return replace(k, axes=tuple(a for a in k.axes if not a.reduce or a.name in along))
+
+
 def output_index(build: Builder, s: tuple[Extent, ...]) -> Index:
     """Index of an output, from the axes of the nest: an element each, or a row each."""
     whole = runs_over(s, build.space)
     if whole is None:
         raise Unlowerable(f"output {list(map(str, s))} does not run over {build.space}")
     chosen = [(a, d.extent) for a, d in zip(build.symbols, build.space.dims) if whole or not d.reduce]
+    return indexing.reshape(tuple(a for a, _ in chosen), [e for _, e in chosen], s, build.ranges)
+
+
+def column_index(build: Builder, s: tuple[Extent, ...]) -> Index:
+    """Index of what follows from sums over rows: an element a column."""
+    chosen = [(a, build.ranges[a]) for a in build.symbols if a in build.reduced]
+    if not same(domain.product(s), domain.product(e for _, e in chosen)):
+        raise Unlowerable(f"output {list(map(str, s))} has not an element a column")
     return indexing.reshape(tuple(a for a, _ in chosen), [e for _, e in chosen], s, build.ranges)
 
 
@@ -364,9 +397,27 @@ def live(lets: Sequence[Let], roots: Sequence[str]) -> tuple[Let, ...]:
 def check_nest(k: Kernel) -> None:
     """Every reduce sums something of this nest: no reduce of a value that was itself read off its row."""
     reduced = {a.name for a in k.reduced}
+    late: set[str] = set()
     for v in k.lets:
         if v.op == "reduce" and v.axes & reduced:
             raise Unlowerable("reduction read off its row")
+        if v.op != "collect" and not late & {*v.args}:
+            continue
+        if v.op in ("reduce", "check", "load") or v.axes - reduced or (v.op == "collect" and late & {*v.args}):
+            raise Unlowerable("sums over rows are read before all rows are done")
+        late.add(v.name)
+    needed = late_operands(k, late)
+    if any(v.op == "reduce" or v.axes - reduced for v in k.lets if v.name in needed):
+        raise Unlowerable("what follows from sums over rows needs the rows again")
+
+
+def late_operands(k: Kernel, late: set[str]) -> set[str]:
+    """Values beside the sums that what follows from them needs."""
+    wanted = {a for v in k.lets if v.name in late and v.op != "collect" for a in v.args} - late
+    for v in reversed(k.lets):
+        if v.name in wanted:
+            wanted.update(v.args)
+    return wanted
 
 
 def collapse(k: Kernel) -> Kernel:

@@ -26,19 +26,24 @@ class Row:
         self.b: Builder = low.build
         self.shape = shape_of.shape
         self.dims = ops.reduced_dims(n)
+        self.across = n in low.across
         self.count: Extent = product(self.shape[d] for d in self.dims)
         self.wide = COMPUTE[shape_of.dtype]
 
     def along(self, kept: Index) -> Index:
         """Full index: ``kept`` where a dimension stays, the reduce axes elsewhere."""
         outer = [i for d, i in enumerate(kept) if d not in self.dims]
-        if self.b.off_row(tuple(outer)):
+        if self.b.off_row(tuple(outer), self.across):
             raise Unlowerable("a row's value is read off its row")
-        inner = self.b.reduce_index([self.shape[d] for d in self.dims]) if self.b.reduced or self.dims else ()
+        reduces = self.b.reduced or self.dims
+        inner = self.b.reduce_index([self.shape[d] for d in self.dims], self.across) if reduces else ()
         full = list(kept)
         for d, i in zip(self.dims, inner):
             full[d] = i
         return tuple(full)
+
+    def total(self, kind: str, v: str) -> str:
+        return self.b.collect(kind, v) if self.across else self.b.reduce(kind, v)
 
     def n(self) -> str:
         return self.b.index(self.count, self.wide)
@@ -67,7 +72,7 @@ def reduction(kind: str, *, keep: int | None = 2, mean: bool = False) -> Rule:
 
         def at(index: Index) -> str:
             full = index if kept else unreduce(index, row.dims, len(x.shape))
-            v = b.reduce(kind, b.cast(x.at(row.along(full)), wide))
+            v = row.total(kind, b.cast(x.at(row.along(full)), wide))
             return b.result(b.let("div", (v, b.index(row.count, wide))) if mean else v, result)
 
         return Value(shape(ops.tensor(n)), result, at)
@@ -167,21 +172,17 @@ def log_softmax_backward(low: Lowering, n: Node) -> Value:
 
 
 def nll_forward(low: Lowering, n: Node) -> tuple[Value, ...]:
-    """Loss of each row: minus the target's log-probability, picked while the row goes by; ignored rows are 0."""
+    """Loss of each row: minus the target's log-probability, computed at that place alone; ignored rows are 0."""
     logp, target = low.of(n.args[0]), low.of(n.args[1])
     ignore, b = n.args[4], low.build
-    row = Row(low, n, logp)
     classes = logp.shape[1]
     assert isinstance(ignore, int)
 
     def at(index: Index) -> str:
-        full = row.along((index[0], 0))
         t = target.at(index[:1])
         counted = b.let("ne", (t, b.const(ignore, "i64")), dtype="b1")
         wanted = b.let("check", (b.let("where", (counted, t, b.const(0, "i64"))),), sympy.sympify(classes), "i64")
-        v = logp.at(full)
-        here = b.let("eq", (b.index(full[1]), wanted), dtype="b1")
-        picked = b.reduce("sum", b.let("where", (here, v, num(b, 0, v))))
+        picked = logp.at((index[0], sympy.Symbol(wanted, integer=True)))
         return b.result(b.let("where", (counted, b.let("neg", (picked,)), num(b, 0, picked))), logp.dtype)
 
     zero = Value((), logp.dtype, lambda _: b.const(0, COMPUTE[logp.dtype]))
@@ -245,10 +246,10 @@ def layer_norm_backward(low: Lowering, n: Node) -> tuple[Value, ...]:
 
     def dweight(index: Index) -> str:
         along = row.along((*outer, *index))
-        return b.result(b.reduce("sum", b.let("mul", (g.at(along), normal(along)))), g.dtype)
+        return b.result(row.total("sum", b.let("mul", (g.at(along), normal(along)))), g.dtype)
 
     def dbias(index: Index) -> str:
-        return b.result(b.reduce("sum", g.at(row.along((*outer, *index)))), g.dtype)
+        return b.result(row.total("sum", g.at(row.along((*outer, *index)))), g.dtype)
 
     dtypes = [g.dtype if v is None else ops.SHORT[v.dtype] for v in n.meta["val"]]
     if any(d != g.dtype for d in dtypes):

@@ -3,7 +3,8 @@
 The parallel axes are one linear range, cut into tiles of ``XB`` points, a program each; the reduce axes are another,
 cut into tiles of ``RB``.  (A transposing kernel, without reductions, has one of its parallel axes there.)  A value has the shape of the axes with which it varies, so what is the same along a row is
 computed once for the row.  If ``RB`` holds the whole reduction the kernel is straight-line code; else it loops over it
-once for each stage (see ``stages``), and once more for the stores that need the last.
+once for each stage (see ``stages``), and once more for the stores that need the last.  Where sums run over rows too, a
+program walks many tiles of whole rows and leaves one row of sums.
 
 Arguments: buffers, sizes, ``fail`` if the kernel has checks that set a flag (int32, to 1 when one fails), then the
 tile sizes.
@@ -65,6 +66,10 @@ class _Emitter:
         for size in n.sizes:  # int32, or a constant where Triton specialises: neither is what indices need
             self.w(f"{size} = tl.full([], {size}, tl.int64)")
         v, program = self.values, f"tl.program_id(0){'.to(tl.int64)' if n.wide else ''}"
+        if self.schedule.programs:
+            self.columns(self.live(), program)
+            self.drop_unread_axes()
+            return
         if n.tiled:
             across = f"(({text(n.rn)} + RB - 1) // RB)"
             self.w(f"{v.x} = {program} // {across} * XB + {v.arange('x')}")
@@ -87,6 +92,38 @@ class _Emitter:
         self.drop_unread_axes()
         if not self.lines:
             self.w("pass")
+
+    def columns(self, live: list[Let], program: str) -> None:
+        """Tiles of rows, one after the other, and the sums over them."""
+        n, v = self.n, self.values
+        assert n.parallel and n.persistent(self.schedule), "rows that are summed fit into a tile"
+        sums, level = [x for x in live if x.op == "collect"], stages(n.kernel)
+        once = [
+            x for x in live if "x" not in v.sides[x.name] and not level[x.name] and x.op not in ("reduce", "collect")
+        ]
+        self.w(f"{v.program} = {program}")
+        self.w(f"{v.r} = {v.arange('r')}")
+        self.decode("r")
+        self.compute(once)
+        for x in sums:
+            self.w(f"{x.name} = tl.full({v.shape(frozenset('xr'))}, {v.identity(x)}, {v.accumulator(x)})")
+        self.w(f"for {v.x0} in range({v.program} * XB, {text(n.xn)}, {self.schedule.programs} * XB):")
+        self.depth += 1
+        self.w(f"{v.x} = {v.x0} + {v.arange('x')}")
+        self.decode("x")
+        self.compute(x for x in live if x not in once and x not in sums)
+        for x in sums:
+            self.w(f"{x.name} = {v.combine(x)}({x.name}, {v.met(x)})")
+        self.barrier()
+        found = {x.name for x in sums}
+        self.write(s for s in n.kernel.stores if s.value not in found)
+        self.depth -= 1
+        for x in sums:
+            self.w(f"{x.name} = {v.gathered(x, x.name)}")
+        for s in n.kernel.stores:
+            if s.value in found:
+                mask = f", mask={v.mask['r']}" if v.masked["r"] else ""
+                self.w(f"tl.store({v.place(s.buffer, s.index)} + {v.program} * {grouped(text(n.rn))}, {s.value}{mask})")
 
     def drop_unread_axes(self) -> None:
         """Axes that no line mentions: the accesses walk several as one."""

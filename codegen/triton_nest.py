@@ -31,6 +31,8 @@ class Schedule:
     num_stages: int = 2
     fp_fusion: bool = False
     """Whether the compiler may contract a product and a sum, which the kernel rounds one after the other."""
+    programs: int = 0
+    """So many programs walk the rows and keep their sums (see ``triton_columns``); 0: one for each tile."""
     asserts: bool = False
     """Whether a failed check stops the GPU, as in PyTorch's own kernels, instead of setting a flag."""
 
@@ -135,14 +137,19 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     1. no reduction: 1024 points, 4 warps
     2. none, but accesses that differ in the contiguous axis: tiles of 64 by 32, so that both read whole lines
     3. a row fits a tile and is its contiguous side: as many whole rows as make 2048 points
-    4. it fits, but the parallel side is contiguous: at least 128 bytes of columns, so that a warp reads whole lines
-    5. it does not fit: loop, with 2048 points in a tile
+    4. rows whose columns are summed too: 16 points a thread, so that enough loads are under way, and 4 of a row
+    5. it fits, but the parallel side is contiguous: at least 128 bytes of columns, so that a warp reads whole lines
+    6. it does not fit: loop, with 2048 points in a tile
 
     A thread gets 16 points, 8 in a kernel of many buffers, which would run out of registers.  Where columns of a few
     rows are reduced it gets whole columns, as many as it can store at once.
     """
     n = nest(kernel)
     budget = 65536 if interpreter else 2048
+    if any(v.op == "collect" for v in kernel.lets):
+        rb = _fit(n.rn, PERSISTENT)
+        warps = max(1, min(16, rb // 128))
+        return Schedule(max(1, 512 * warps // rb), rb, warps)
     if not n.reduced:
         xb = _fit(n.xn, 65536 if interpreter else 1024)
         return Schedule(xb, 1, max(1, min(4, xb // 256)))
@@ -171,6 +178,8 @@ def _fit(n: Index, most: int) -> int:
 
 def grid(kernel: Kernel, schedule: Schedule, sizes: Mapping[str, int]) -> int:
     """Number of programs; 0 where there is nothing to compute."""
+    if schedule.programs:
+        return schedule.programs
     n = nest(kernel)
     programs = -(-evaluate(n.xn, sizes) // schedule.XB)
     return programs * -(-evaluate(n.rn, sizes) // schedule.RB) if n.tiled else programs

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from dsc.codegen import triton_columns
 from dsc.codegen.cpp_split import Temporary, cut
 from dsc.codegen.kernel import Axis, Kernel, stages
 from dsc.codegen.triton_axes import without_units
@@ -17,6 +18,8 @@ WORTH = 1 << 17
 """Points below which one launch is quicker than two, however few its programs."""
 LEAST_ROWS, LEAST_RUN = 32, 2048
 """The shortest chunks: rows of a reduction over columns, points of one along them."""
+INTERPRETED = 4
+"""Programs that walk rows in the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,11 @@ def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
     2. The programs of one launch would leave most of a GPU idle, and it is not small.
     3. Sizes are numbers, and a reduce axis divides into equal chunks.
 
+    A kernel that sums over rows too is two launches by itself (see ``triton_columns``).
     On a GPU checks are assertions: a flag would have to be waited for.
     """
+    if triton_columns.collected(kernel):
+        return _columns(kernel, interpreter)
     chosen = _chunks(kernel)
     if chosen is None:
         schedule = default_schedule(kernel, interpreter=interpreter)
@@ -55,6 +61,21 @@ def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
     rest = [replace(k, origin=f"the chunks of {first.name}, added up") for k in rest]
     parts = tuple(Part(k, default_schedule(k, interpreter=interpreter)) for k in (first, *rest))
     return Plan(kernel, parts, pieces.temporaries)
+
+
+def _columns(kernel: Kernel, interpreter: bool) -> Plan:
+    bare = without_units(kernel)
+    count = triton_columns.programs(bare, default_schedule(kernel).XB)
+    count = min(count, INTERPRETED) if interpreter else count
+    pieces = triton_columns.cut(bare, count)
+    rows, join = pieces.kernels
+    schedule = default_schedule(rows, interpreter=interpreter)
+    schedule = replace(schedule, programs=count, asserts=rows.checks and not interpreter)
+    rows = replace(rows, origin=kernel.origin)
+    join = replace(join, origin=f"the sums of {rows.name}, added up")
+    return Plan(
+        kernel, (Part(rows, schedule), Part(join, default_schedule(join, interpreter=interpreter))), pieces.temporaries
+    )
 
 
 def _chunks(kernel: Kernel) -> tuple[Axis, int] | None:

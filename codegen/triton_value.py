@@ -54,6 +54,8 @@ class Values:
         self.axis_side = {a.name: "r" if a in n.reduced else "x" for a in k.axes}
         taken = {*self.lets, *self.axis_side, *n.sizes, *(b.name for b in k.buffers)}
         self.r0 = _fresh("r0", taken)
+        self.x0 = _fresh("x0", taken)
+        self.program = _fresh("program", taken)
         self.x = n.parallel[0].name if len(n.parallel) == 1 else _fresh("x", taken)
         self.r = n.reduced[0].name if len(n.reduced) == 1 else _fresh("r", taken)
         self.mask = {"x": _fresh("xm", taken), "r": _fresh("rm", taken)}
@@ -77,6 +79,8 @@ class Values:
                 out |= self.along(v.attr)
             case _:
                 pass
+        if v.op == "collect":
+            return out - {"x"}
         return out - {"r"} if v.op == "reduce" and not self.n.tiled else out
 
     def along(self, index: Index) -> frozenset[str]:
@@ -235,6 +239,15 @@ class Values:
             return f"tl.where({self.mask['r']}, {a}, {self.identity(v)})"
         sides = self.sides[name]
         return a if "r" in sides else f"tl.broadcast_to({a}, {self.shape(sides | {'r'})})"
+
+    def met(self, v: Let) -> str:
+        """What a tile brings to a sum over rows."""
+        a = self.arg(v.args[0])
+        return f"tl.where({self.mask['x']}, {a}, {self.identity(v)})" if self.masked["x"] else a
+
+    def gathered(self, v: Let, a: str) -> str:
+        """The rows of a tile as one."""
+        return f"tl.reduce({a}, {1 - self.axis}, {self.combine(v)}, keep_dims=True)"
 
     def reduced(self, v: Let, a: str) -> str:
         if not self.n.reduced or self.n.tiled:  # all reduce axes have extent 1

@@ -55,7 +55,7 @@ def space(step: Step) -> Space:
     met = spaces[0] if spaces[0].reduces else wanted[0]
     for s in [*spaces[1:], *wanted]:
         # what does not meet is only read inside, at other indices
-        met = domain.meet(met, s) or met
+        met = domain.meet(met, s) or domain.cross(met, s) or met
     return met
 
 

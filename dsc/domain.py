@@ -30,6 +30,8 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Space:
     dims: tuple[Dim, ...]
+    columns: bool = False
+    """Whether sums over its parallel dimensions belong to it too, an element a column."""
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -44,7 +46,8 @@ class Space:
         return any(d.reduce for d in self.dims)
 
     def __str__(self) -> str:
-        return "[" + ", ".join(f"{d.extent}{'!' if d.reduce else ''}" for d in self.dims) + "]"
+        dims = ", ".join(f"{d.extent}{'!' if d.reduce else ''}" for d in self.dims)
+        return f"[{dims}]{' and its columns' if self.columns else ''}"
 
 
 def shape(t: torch.Tensor) -> tuple[Extent, ...]:
@@ -143,8 +146,12 @@ def meet(a: Space, b: Space) -> Space | None:
 
     1. Neither reduces, or both reduce the same dimensions: their common refinement.
     2. One reduces, the other does not: the other runs over everything, or over the parallel part (a row each).
-    3. Anything else does not meet.
+    3. One has columns, the other runs over everything, over rows, over columns, or sums them: the first.
+    4. Anything else does not meet.
     """
+    if a.columns or b.columns:
+        rows, other = (a, b) if a.columns else (b, a)
+        return _meet_columns(rows, other)
     if a.reduces == b.reduces:
         dims = refine(a.dims, b.dims)
         return Space(dims) if dims is not None else None
@@ -153,6 +160,65 @@ def meet(a: Space, b: Space) -> Space | None:
     if whole is not None:
         return Space(whole)
     return _refine_rows(rows, flat)
+
+
+def cross(a: Space, b: Space) -> Space | None:
+    """One nest for reductions of rows and sums of all rows: ``[N, C!]`` with ``[N!, C]``, of which the first is told."""
+    if not (a.reduces and b.reduces):
+        return None
+    for rows, other in ((a, b), (b, a)):
+        turned = [Dim(d.extent, not d.reduce) for d in other.dims]
+        dims = refine(rows.dims, turned)
+        kinds = [d.reduce for d in dims or ()]
+        if dims is not None and kinds == sorted(kinds):  # parallel ones first: rows lie one after the other
+            return Space(dims, True)
+    return None
+
+
+def _meet_columns(rows: Space, other: Space) -> Space | None:
+    if other.reduces:
+        dims = refine(rows.dims, other.dims)
+        return Space(dims, True) if dims is not None else cross(Space(rows.dims), other)
+    plain = meet(Space(rows.dims), other)
+    if plain is not None:
+        return Space(plain.dims, True)
+    inner = refine([d for d in rows.dims if d.reduce], other.dims, mixed=True)  # an element a column
+    return Space((*(d for d in rows.dims if not d.reduce), *inner), True) if inner is not None else None
+
+
+SUMS_COLUMNS = frozenset("sum.dim_IntList native_layer_norm_backward.default".split())
+
+
+def sums_columns(node: Node) -> bool:
+    """Whether the node may sum over the rows of a nest that reduces rows."""
+    return ops.name_of(node) in SUMS_COLUMNS
+
+
+def across(node: Node, space: Space) -> bool:
+    """Whether the node sums over the parallel dimensions of a space with columns."""
+    if not space.columns or ops.info(node).kind not in ("reduction", "rowwise"):
+        return False
+    mine = of(node)
+    return (
+        refine(space.dims, mine.dims) is None
+        and refine(space.dims, [Dim(d.extent, not d.reduce) for d in mine.dims]) is not None
+    )
+
+
+def follow(nodes: Iterable[Node], across: frozenset[Node]) -> frozenset[Node]:
+    """Those of a group, in order, that sum over all rows or need such a sum, perhaps through views."""
+    found: set[Node] = set(across)
+
+    def needs(n: Node) -> bool:
+        if n in found:
+            return True
+        through = ops.is_view(n) or ops.is_split(n) or ops.info(n).kind == "item"
+        return n.op == "call_function" and through and needs(ops.operand(n, 0))
+
+    for n in nodes:
+        if any(needs(a) for a in n.all_input_nodes):
+            found.add(n)
+    return frozenset(found)
 
 
 def _refine_rows(rows: Space, flat: Space) -> Space | None:

@@ -51,10 +51,17 @@ def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, 
         if step.group is None:
             continue
         try:
-            bound[step.group] = binder.bind(step)
+            made = binder.bind(step)
+            if any(v.op == "collect" for v in made.kernel.lets) and _emitter(made, options) == "cpp":
+                raise Unlowerable("only Triton kernels sum over rows and columns at once")
+            bound[step.group] = made
         except Unlowerable as why:
             remarks.append(Remark(step.group, "skipped", bind.refused(step, why)))
     return bound, remarks
+
+
+def _emitter(bound: Bound, options: Options) -> str:
+    return kernels.emitter(options, ops.tensor(bound.nodes[0]).device)
 
 
 @dataclass

@@ -29,7 +29,8 @@ class Canonicalize(Pass):
     3. ``native_layer_norm_backward`` -> the input's gradient (over rows), and the parameters' (over columns).
     4. Two equal views of one tensor -> one.
     5. ``prims.fma(x, y, z)``, which Dynamo makes of ``addcmul_`` -> ``x * y + z``, what it runs in ATen.
-    6. Does not fire: weighted losses, dropout outside training or with p of 0 or 1, low-precision losses.
+    6. Does not fire: weighted losses, dropout outside training or with p of 0 or 1, low-precision losses on CPUs, which
+       round every partial sum (CUDA sums in fp32).
     """
 
     name: ClassVar[str] = "canonicalize"
@@ -126,18 +127,25 @@ def split_nll(rw: Rewriter, node: Node) -> bool:
     logp, target, weight, reduction, ignore = node.args
     assert isinstance(logp, Node)
     t = ops.tensor(logp)
-    if weight is not None or reduction == 0 or t.dim() != 2 or t.dtype not in (torch.float32, torch.float64):
+    exact = t.dtype in (torch.float32, torch.float64)
+    if weight is not None or reduction == 0 or t.dim() != 2 or not (exact or t.device.type == "cuda"):
         return False
     if not only_items(node):
         return False
     with rw.gm.graph.inserting_before(node):
         rows = rw.call(node, aten.nll_loss_forward.default, logp, target, None, 0, ignore)
         losses = rw.call(node, operator.getitem, rows, 0)
-        total = rw.call(node, aten.sum.default, losses)
+        wide = t.dtype if exact else torch.float32
+        total = rw.call(node, aten.sum.default, losses, **({} if exact else {"dtype": wide}))
         counted = rw.call(node, aten.ne.Scalar, target, ignore)
         number = rw.call(node, aten.sum.default, counted)
         weight_sum = rw.call(node, aten._to_copy.default, number, dtype=t.dtype)
-        loss = total if reduction == 2 else rw.call(node, aten.div.Tensor, total, weight_sum)
+        loss = total
+        if reduction == 1:
+            divisor = weight_sum if exact else rw.call(node, aten._to_copy.default, number, dtype=wide)
+            loss = rw.call(node, aten.div.Tensor, total, divisor)
+        if not exact:
+            loss = rw.call(node, aten._to_copy.default, loss, dtype=t.dtype)
     rw.replace_items(node, {0: loss, 1: weight_sum})
     return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -47,7 +47,9 @@ class Fuse(Pass):
     8. A lone copy, cat or fill that ATen does as well stays with ATen.
     9. Groups that only share an input join if they stand near each other: of two layers, they would keep the operands
        of both alive.
-    10. A write into an input (``copy_``) joins the group that computes the value, which then stores it there, if the
+    10. A sum of all rows (``columns``; None: on CUDA) joins a group that reduces these rows and reads the same, if rows
+        fit the registers of a program and are many: partial sums are kept there and added up by a second launch.
+    11. A write into an input (``copy_``) joins the group that computes the value, which then stores it there, if the
         group reduces nothing and reads that input in no other order.
     """
 
@@ -56,9 +58,12 @@ class Fuse(Pass):
 
     max_nodes: int = 64
     """Larger groups are not made, to bound compile time and registers."""
+    columns: bool | None = None
+    """Whether kernels that reduce rows may sum over all rows too; None: on CUDA."""
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         web = build(gm)
+        web.columns = self.columns if self.columns is not None else target.kind == "cuda"
         remarks = list(web.remarks)
         grow(web, self.max_nodes)
         if target.kind == "cuda":
@@ -85,7 +90,7 @@ class Unit:
     makes: list[Node] = field(default_factory=list)
     low: int = 0
     writes: frozenset[Node] = frozenset()
-    """Inputs of the graph that it writes to (case 10)."""
+    """Inputs of the graph that it writes to (case 11)."""
 
 
 @dataclass
@@ -100,6 +105,8 @@ class Web:
     """Values that must exist in memory whatever the groups: results of the graph, operands of ATen."""
     remarks: list[Remark]
     order: dict[Node, int]
+    columns: bool = False
+    """Whether case 10 is wanted."""
     below: dict[int, int] = field(default_factory=dict)
     """Unit -> those that a path leads to, as a set of bits, until groups stop growing."""
 
@@ -193,7 +200,7 @@ def build(gm: GraphModule) -> Web:
 
 
 def writes_input(node: Node) -> bool:
-    """Case 10: ``copy_(input, value)``, of dtypes and layouts that a kernel can store."""
+    """Case 11: ``copy_(input, value)``, of dtypes and layouts that a kernel can store."""
     if ops.name_of(node) != "copy_.default" or node.users or len(node.args) != 2 or node.kwargs:
         return False
     target, source = node.args
@@ -242,19 +249,60 @@ def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
     if any(v in y.reads for x, y in ((a, b), (b, a)) for v in x.makes):
         first, second = (a, b) if any(v in b.reads for v in a.makes) else (b, a)
         shuffles = any(second.reads.get(v, False) for v in first.makes)
-        met = None if shuffles else domain.meet(first.space, second.space)  # type: ignore[arg-type]
+        met = None if shuffles else meet(web, first, second)
         if met is not None:
             return met if enough_parallel(met) else None
         internal = all(not web.outside(v, {first.id, second.id}) for v in first.makes)
         return second.space if internal and not first.space.reduces else None  # type: ignore[union-attr]
     if abs(a.low - b.low) > NEAR:
         return None
-    met = domain.meet(a.space, b.space)
+    met = meet(web, a, b)
     return met if met is not None and enough_parallel(met) else None
 
 
+def meet(web: Web, a: Unit, b: Unit) -> Space | None:
+    """The nest of the two, sums of columns included."""
+    assert a.space is not None and b.space is not None
+    met = domain.meet(a.space, b.space)
+    if met is None and web.columns:
+        met = domain.cross(a.space, b.space)
+    if met is None or not met.columns:
+        return met
+    return met if columns_fit(met, sorted({*a.nodes, *b.nodes}, key=web.order.__getitem__)) else None
+
+
+MANY_ROWS, LONGEST = 1024, 16384
+"""Case 10: rows that make partial sums worth it, and points of a row times sums that fit the registers of a program."""
+
+
+def columns_fit(space: Space, nodes: Sequence[Node]) -> bool:
+    """Case 10: rows that fit, and nothing but what has an element a column needs the sums."""
+    row, rows = domain.product(d.extent for d in space.dims if d.reduce), domain.product(space.parallel)
+    across = frozenset(n for n in nodes if domain.across(n, space))
+    sums = sum(2 if ops.info(n).kind == "rowwise" else 1 for n in across)
+    if not isinstance(row, int) or row * sums > LONGEST or int(optimization_hint(rows)) < MANY_ROWS:
+        return False
+    if not all(domain.sums_columns(n) for n in across):
+        return False
+    late = domain.follow(nodes, across)
+    inside = set(nodes)
+    for n in late:
+        roots = {value_of(a)[0] for a in n.all_input_nodes} & inside
+        if n in across:
+            if roots & late:
+                return False
+        elif ops.info(n).kind != "item":
+            apart = {r for r in roots - late if ops.info(r).kind != "create"}
+            t = n.meta.get("val")
+            if ops.info(n).kind != "pointwise" or apart or not isinstance(t, torch.Tensor):
+                return False
+            if not domain.same(domain.product(domain.shape(t)), row):
+                return False
+    return True
+
+
 def joined_in_place(a: Unit, b: Unit) -> Space | None:
-    """Case 10: what is written has been read at the same index, if at all."""
+    """Case 11: what is written has been read at the same index, if at all."""
     assert a.space is not None and b.space is not None
     if a.space.reduces or b.space.reduces or any(x.reads.get(w, False) for x in (a, b) for w in a.writes | b.writes):
         return None
@@ -385,7 +433,7 @@ def join_small(web: Web, limit: int, launch_bytes: float) -> None:
             and len(previous.nodes) + len(unit.nodes) <= limit
             and not cyclic(web, previous, unit)
             and not any(v in unit.reads for v in previous.makes)
-            and not (previous.writes or unit.writes)
+            and not (previous.writes or unit.writes or (unit.space is not None and unit.space.columns))
         ):
             assert unit.space is not None
             previous = join(web, previous, unit, unit.space)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from dsc import target
+from dsc.debug.capture import capture
+from dsc.debug.source import Model
 from dsc.errors import PassFailed
 from dsc.manager import PassPipeline
 from dsc.passes.canonicalize import Canonicalize
@@ -77,3 +79,21 @@ def test_a_broken_graph_names_the_pass() -> None:
     del next(n for n in gm.graph.nodes if n.op == "placeholder").meta["val"]
     with pytest.raises(PassFailed, match="canonicalize"):
         PassPipeline((Canonicalize(),)).run(gm, target.find("cpu"))
+
+
+def test_a_low_precision_loss_on_a_gpu_sums_in_fp32() -> None:
+    """CUDA's kernel does; a CPU's rounds every partial sum, and stays with ATen."""
+    x, target = torch.randn(64, 128, dtype=torch.bfloat16, requires_grad=True), torch.arange(64)
+    for machine, calls in (("h100", 0), ("cpu", 1)):
+        session = capture(Model("loss", Loss(), (x, target)), machine)
+        forward = session.regions[0].programs[0]
+        assert forward.program.numbers["aten_calls"] == calls
+        sums = [
+            n for n in forward.gm.graph.nodes if "sum.default" in str(n.target) and n.meta["val"].is_floating_point()
+        ]
+        assert [n.meta["val"].dtype for n in sums] == [torch.float32] * (machine == "h100")
+
+
+class Loss(torch.nn.Module):
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, target)
