@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -130,13 +131,18 @@ def inspect(
         CodegenFailed: Triton or ptxas refuse the kernel.
     """
     schedule = schedule or default_schedule(kernel)
-    source = emit(kernel, schedule)
+    types, constants = signature(kernel, schedule)
+    known = [i for i, t in enumerate(types) if aligned and t.startswith("*")]
+    known += [len(kernel.buffers) + i for i, s in enumerate(kernel.sizes) if s in divisible]
+    return compile_source(emit(kernel, schedule), kernel.name, types, constants, known, schedule, capability)
+
+
+def signature(kernel: Kernel, schedule: Schedule) -> tuple[list[str], dict[str, int]]:
+    """The types of all arguments, and the values of those that are constants."""
     constants = tiles(kernel, schedule)
     types = [SIGNATURE[b.dtype] for b in kernel.buffers] + ["i32"] * len(kernel.sizes)
     types += ["*i32"] * (kernel.checks and not schedule.asserts) + ["constexpr"] * len(constants)
-    known = [i for i, t in enumerate(types) if aligned and t.startswith("*")]
-    known += [len(kernel.buffers) + i for i, s in enumerate(kernel.sizes) if s in divisible]
-    return compile_source(source, kernel.name, types, constants, known, schedule, capability)
+    return types, constants
 
 
 def compile_source(
@@ -150,14 +156,9 @@ def compile_source(
 ) -> KernelFacts:
     """As ``inspect``, from source: ``types`` of all arguments, places of those that are multiples of 16."""
     fn = load_source(source)[name]
-    hints = {(i,): [["tt.divisibility", 16]] for i in divisible}
     try:
         with LANGUAGE:
-            out = triton.compile(
-                ASTSource(fn, dict(zip(fn.arg_names, types)), dict(constants), hints),
-                target=GPUTarget("cuda", capability, 32),
-                options=options(schedule),
-            )
+            out = compile_function(fn, types, constants, divisible, schedule, capability)
     except Exception as why:
         raise CodegenFailed(
             name, f"Triton refuses it for sm_{capability} ({str(why).strip().splitlines()[0]})"
@@ -178,6 +179,23 @@ def compile_source(
         source=source,
         ptx=ptx,
         cubin=cubin,
+    )
+
+
+def compile_function(
+    fn: Any,
+    types: Collection[str],
+    constants: Mapping[str, int],
+    divisible: Collection[int],
+    schedule: Schedule,
+    capability: int,
+) -> Any:
+    """What Triton makes of a JITFunction, taken from its cache where it has it.  ``LANGUAGE`` is to be held."""
+    hints = {(i,): [["tt.divisibility", 16]] for i in divisible}
+    return triton.compile(
+        ASTSource(fn, dict(zip(fn.arg_names, types)), dict(constants), hints),
+        target=GPUTarget("cuda", capability, 32),
+        options=options(schedule),
     )
 
 

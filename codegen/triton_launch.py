@@ -6,13 +6,16 @@ specialised on is looked at (which pointers are multiples of 16, and the sizes),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 
+from dsc.codegen import cubin
 from dsc.codegen.kernel import Call
 from dsc.codegen.triton import emit
 from dsc.codegen.triton_nest import evaluate, grid, tiles
@@ -90,6 +93,27 @@ class Kernel:
                 return self.fn[(programs,)](*tensors, *sizes, **self.constants, **options(schedule))
 
         return launch
+
+
+def precompile(plans: Iterable[Plan], capability: int, threads: int) -> None:
+    """Fill Triton's cache with the kernels of ``plans``, several at once: Triton lets other threads run meanwhile.
+
+    Left to the first launch, which also tells what is wrong: kernels of unknown sizes, since Triton looks at those,
+    and kernels that cannot be compiled.
+    """
+    parts = [part for plan in plans for part in plan.parts if not part.kernel.sizes]
+    if len(parts) < 2:
+        return
+
+    def one(part: Part) -> None:
+        types, constants = cubin.signature(part.kernel, part.schedule)
+        pointers = [i for i, t in enumerate(types) if t.startswith("*")]
+        with suppress(Exception):
+            fn = load_source(emit(part.kernel, part.schedule))[part.kernel.name]
+            cubin.compile_function(fn, types, constants, pointers, part.schedule, capability)
+
+    with LANGUAGE, ThreadPoolExecutor(min(threads, len(parts))) as pool:
+        list(pool.map(one, parts))
 
 
 def sequence(plans: Mapping[str, Plan], calls: Sequence[Call]) -> Callable[[tuple[torch.Tensor, ...], Sizes], int]:

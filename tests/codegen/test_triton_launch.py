@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sympy
 import torch
+from triton.compiler.compiler import make_backend
 
-from dsc.codegen import triton_launch
+from dsc.codegen import cubin, triton_launch
 from dsc.codegen.cubin import inspect
 from dsc.codegen.kernel import Call
 from dsc.codegen.kernel import Kernel as KernelIR
@@ -132,3 +135,23 @@ def test_on_a_gpu() -> None:
         order = {"x": x, "out": out}
         assert run(tuple(order[b.name] for b in kernel.buffers), (n,)) == 0
         assert torch.equal(out, 2 * x)
+
+
+def test_precompiled_kernels_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What threads compile is what one compilation of the same kernel looks for; what fails is left for later."""
+    kernels = [double(4096), embedding(10), double("n"), replace(double(2048), name="tl.bad name")]
+    plans = [plan(k) for k in kernels]
+    with cubin.triton_cache(str(tmp_path)):
+        triton_launch.precompile(plans, 90, 2)
+        found = {p.name for p in tmp_path.rglob("*.cubin")}
+        assert found == {"double.cubin", "embedding.cubin"}
+        monkeypatch.setattr("triton.compiler.compiler.make_backend", refuse_stages)
+        for k, p in zip(kernels[:2], plans):
+            inspect(k, p.parts[0].schedule, 90)
+
+
+def refuse_stages(target: Any) -> Any:
+    """A backend that can only read what was compiled."""
+    backend = make_backend(target)
+    monkey = type("Reader", (type(backend),), {"add_stages": lambda *_: pytest.fail("compiled again")})
+    return monkey(target)
