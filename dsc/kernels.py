@@ -54,6 +54,8 @@ def launches(program: Program, options: Options) -> list[Launch]:
     Raises:
         CompileFailed: the compiler refused what was emitted.
     """
+    if torch.cuda.is_available() and any(getattr(x, "namespace", "") == "dsc" for x in program.externals.values()):
+        from dsc.codegen.templates import sparse_ops  # noqa: F401  # registers what runs on CUDA tensors
     match program.emitter:
         case "cpp":
             cxx = compiler(options)
