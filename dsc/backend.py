@@ -43,7 +43,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     if (trap := traps.find(gm) or buried(gm)) is not None:
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
-    make = compiler.make(options, find_target(options, example_inputs), watchers, keep)
+    make = compiler.make(options, find_target(options, example_inputs), watchers, keep, example_inputs)
     key = warm.key_of(gm, example_inputs, make)
     if key is not None and (kept := warm.find(key, example_inputs, make)) is not None:
         return restored(kept)

@@ -18,6 +18,7 @@ from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
 from dsc.partition import partition
 from dsc.passes.memory import Memory
+from dsc.passes.precision import Precision
 from dsc.passes.sparsify import Sparsify
 from dsc.program import Program
 from dsc.runtime import run
@@ -60,8 +61,14 @@ class Compiler:
         return PassPipeline(passes, watch.observers(self.watchers, kind), self.options.verify)
 
 
-def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), keep: Keep | None = None) -> Compiler:
-    """A compiler with the passes that the options name.
+def make(
+    options: Options,
+    target: Target,
+    watchers: Sequence[Watcher] = (),
+    keep: Keep | None = None,
+    sample: Sequence[object] | None = None,
+) -> Compiler:
+    """A compiler with the passes that the options name.  ``sample``: what the graph is called with first.
 
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
@@ -77,12 +84,22 @@ def make(options: Options, target: Target, watchers: Sequence[Watcher] = (), kee
         warn_of_stale_masks(joint)
     if options.attention is not None:
         joint = passlist.attending(joint, options.attention)
+    if options.precision is not None:
+        joint = passlist.precise(joint, precision(options, sample))
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep, state=state)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     for w in watchers:
         w.begins(options, target)
     return compiler
+
+
+def precision(options: Options, sample: Sequence[object] | None) -> Precision:
+    """The pass that the options on formats describe."""
+    asked, given = options.precision, tuple(sample) if sample is not None else None
+    if isinstance(asked, str):
+        return Precision(asked, options.recipe, options.error_budget, options.precision_plan, sample=given)
+    return Precision(recipe=options.recipe, budget=options.error_budget, given=asked, sample=given)
 
 
 def warn_of_stale_masks(joint: Sequence[Pass]) -> None:
@@ -124,7 +141,7 @@ def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     try:
         return plan_joint(gm, compiler)
     except errors.PassFailed as why:
-        if isinstance(why.cause, (errors.InfeasibleBudget, errors.BadPlan)):
+        if isinstance(why.cause, (errors.InfeasibleBudget, errors.BadPlan, errors.PrecisionError)):
             raise why.cause from why  # what the user asked for cannot be had: no other way around it
         leave("joint", saved(kept, "joint", why, compiler), compiler)
         return kept

@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from dsc.errors import BadOption, OptionNotYet, UnknownOption
+from dsc.errors import BadOption, UnknownOption
+from dsc.precision import request
+from dsc.precision.formats import DEFAULT_RECIPE
 from dsc.runtime.state import State
 
 Numerics = Literal["eager", "fast"]
@@ -68,6 +70,21 @@ class Options:
     memory_plan: str | None = None
     """A file with the plans for a budget: those that it has are applied unchanged, new ones are added."""
 
+    precision: Any = None
+    """Formats of matrix products: a name such as ``bf16`` or ``fp8``, ``auto``, a mapping of layer patterns, or a plan.
+
+    None: as the model has them.  See ``dsc.precision.request``.
+    """
+
+    recipe: str = DEFAULT_RECIPE
+    """How 8-bit operands are scaled: ``tensorwise``, ``rowwise`` or ``blockwise`` (1 x 128, weights 128 x 128)."""
+
+    error_budget: float = request.DEFAULT_BUDGET
+    """For ``precision="auto"``: the most that rounding may change the gradient, relative to its norm."""
+
+    precision_plan: str | None = None
+    """A file with the plan of ``precision="auto"``: one that is there is applied unchanged, a new one is put there."""
+
     state: State | None = None
     """Where masks and whatever else lives between steps is kept; None makes one for each compiled graph."""
 
@@ -88,8 +105,12 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "numerics": ("eager", "fast"),
     "emit": ("auto", "cpp", "triton", "aten"),
 }
+CHECKS: Mapping[str, Callable[[object], object]] = {
+    "precision": request.check,
+    "recipe": request.check_recipe,
+    "error_budget": request.check_budget,
+}
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-NOT_YET = ("precision",)
 ENVIRONMENT: Mapping[str, str] = {
     "DSC_CACHE": "cache",
     "DSC_CACHE_DIR": "cache_dir",
@@ -110,7 +131,7 @@ def parse(options: Mapping[str, object] | None, mode: str | None, environ: Mappi
     """The options of one call of torch.compile, checked.
 
     1. A key of ``options`` wins over its variable in ``environ``; an empty variable counts as unset.
-    2. An unknown key, a planned one, a wrong type or a wrong value raises.
+    2. An unknown key, a wrong type or a wrong value raises.
     3. An unknown ``DSC_*`` variable is left alone: it may be for another version.
     """
     if mode not in MODES:
@@ -120,8 +141,6 @@ def parse(options: Mapping[str, object] | None, mode: str | None, environ: Mappi
         if text := environ.get(variable):
             values[name] = checked(name, switch(variable, text) if name in SWITCHES else text, variable)
     for name, value in (options or {}).items():
-        if name in NOT_YET:
-            raise OptionNotYet(name, value)
         if name not in KEYS:
             raise UnknownOption(name, KEYS)
         values[name] = checked(name, value, name)
@@ -144,6 +163,8 @@ def checked(name: str, value: object, shown: str) -> object:
             raise BadOption(shown, value, "a function of one argument, or None")
     elif name == "passes" and isinstance(value, (list, tuple)):
         value = tuple(value)
+    elif name in CHECKS:
+        value = CHECKS[name](value)
     elif name == "state":
         if value is not None and not isinstance(value, State):
             raise BadOption(shown, value, "a dsc.State, or None")

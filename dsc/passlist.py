@@ -15,6 +15,7 @@ from dsc.manager import Pass, Report
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
+from dsc.passes.precision import Precision
 from dsc.passes.recompute import Recompute
 from dsc.passes.sparse_attention import SparseAttention
 from dsc.passes.sparsify import Sparsify, names
@@ -33,7 +34,7 @@ GRAPH: tuple[Pass, ...] = (
 )
 """On the forward, backward or inference graph."""
 
-KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, SparseAttention, Sparsify, Recompute, Memory, Fuse)}
+KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)}
 
 PLUGINS = "dsc.passes"
 """The entry point group under which other packages bring passes: known by name, run only where named."""
@@ -124,6 +125,14 @@ def _early(joint: Sequence[Pass], new: Pass) -> tuple[Pass, ...]:
     """With a pass that changes what is computed: right after ``canonicalize``, before all that weigh costs."""
     after = max((i + 1 for i, p in enumerate(joint) if isinstance(p, Canonicalize)), default=0)
     return (*joint[:after], new, *joint[after:])
+
+
+def precise(joint: Sequence[Pass], precision: Precision) -> tuple[Pass, ...]:
+    """The passes on the joint graph with formats for products: decided before anything is saved for the backward."""
+    if any(isinstance(p, Precision) for p in joint):
+        return tuple(joint)
+    at = next((i for i, p in enumerate(joint) if isinstance(p, (Recompute, Memory))), len(joint))
+    return (*joint[:at], precision, *joint[at:])
 
 
 def parse(text: str) -> tuple[Pass, ...]:

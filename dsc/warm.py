@@ -83,7 +83,8 @@ def wanted(make: Compiler) -> bool:
     """Whether the compilation may be kept, or taken from the cache: it tells nobody, and all passes are ours."""
     tells = make.watchers or make.options.on_compile is not None or make.options.memory_plan is not None
     ours = all(type(p).__module__.startswith("dsc.passes.") for p in (*make.joint, *make.graph))
-    stateful = any(getattr(p, "state", None) is not None for p in make.joint)
+    measured = make.options.precision == "auto" or make.options.precision_plan is not None
+    stateful = measured or any(getattr(p, "state", None) is not None for p in make.joint)
     return make.options.cache and ours and not tells and not stateful
 
 

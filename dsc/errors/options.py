@@ -32,16 +32,6 @@ class BadOption(DscError):
 
 
 @dataclass(eq=False, repr=False)
-class OptionNotYet(BadOption):
-    """An option that is planned, and that this version does not act on."""
-
-    expected: str = "nothing"
-
-    def __str__(self) -> str:
-        return f"Option {self.name!r} is not available yet in this version; leave it out."
-
-
-@dataclass(eq=False, repr=False)
 class UnknownTarget(DscError):
     """A machine that is not in the table of targets."""
 

@@ -13,9 +13,29 @@ CASES = [
     (errors.UnknownOption("zzz", ("b", "a")), "'zzz' is not an option of dsc; use one of 'a', 'b'."),
     (errors.UnknownOption("n", (), "pass 'fuse'"), "'n' is not an option of pass 'fuse'; there is none to choose."),
     (errors.BadOption("emit", "rust", "'cpp' or 'triton'"), "Option 'emit' cannot be 'rust'; give 'cpp' or 'triton'."),
+    (errors.UnknownFormat("fp9", ("fp8", "bf16")), "'fp9' is not a format of matrix products; did you mean 'fp8'?"),
+    (errors.BadPrecision(3, "a format"), "Option 'precision' cannot be 3; give a format."),
     (
-        errors.OptionNotYet("precision", 1),
-        "Option 'precision' is not available yet in this version; leave it out.",
+        errors.NoSuchLayer("*.attn", ("a.q", "b")),
+        "The precision pattern '*.attn' matches no layer with a matrix product; there are 'a.q', 'b'.",
+    ),
+    (errors.NotOnTarget("fp8", "a100", "int8"), "a100 cannot compute in fp8; use int8."),
+    (
+        errors.BadCalibration("the gradient is zero", "give data"),
+        "Precision cannot be calibrated: the gradient is zero; give data.",
+    ),
+    (
+        errors.ErrorBudgetTooSmall(1e-4, 0.00312),
+        "An error budget of 0.0001 cannot be met: the most exact formats of the candidates err by 0.00312; "
+        "give more than that, or leave precision out.",
+    ),
+    (
+        errors.BadPrecisionPlan("p.json", "it is empty"),
+        "The precision plan in p.json cannot be used: it is empty; delete it to calibrate anew.",
+    ),
+    (
+        errors.BadState("m", "is int64[2]", "give the model its own State"),
+        "State entry 'm' is int64[2]; give the model its own State.",
     ),
     (errors.UnknownTarget("H10", ("h100",)), "'H10' is not a target that dsc knows; did you mean 'h100'?"),
     (
@@ -197,7 +217,7 @@ def test_every_class_has_a_case() -> None:
         return {c}.union(*map(below, c.__subclasses__()))
 
     ours = {c for c in below(errors.DscError) if c.__module__.startswith(errors.__name__)}
-    assert ours - {errors.DscError} == {type(e) for e, _ in CASES}
+    assert ours - {errors.DscError, errors.PrecisionError} == {type(e) for e, _ in CASES}
 
 
 def test_warning_is_a_user_warning() -> None:

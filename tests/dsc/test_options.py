@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dsc import options
-from dsc.errors import BadOption, OptionNotYet, UnknownOption
+from dsc.errors import BadOption, UnknownOption
 from dsc.options import Options, parse
 from dsc.runtime.state import State
 
@@ -16,7 +16,8 @@ def test_every_key_is_accepted() -> None:
     given = {
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
         "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "cache": False, "trace": "/t",
-        "memory_budget": "40GiB", "memory_held": 1 << 30, "memory_plan": "plan.json", "state": State(), "sparsity": "2:4",
+        "memory_budget": "40GiB", "memory_held": 1 << 30, "memory_plan": "plan.json", "state": State(),
+        "precision": "fp8", "recipe": "rowwise", "error_budget": 0.01, "precision_plan": "p.json", "sparsity": "2:4",
         "attention": {"window": 64},
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
@@ -44,13 +45,6 @@ def test_unknown_key_suggests_the_nearest() -> None:
         parse({"numeric": "fast"}, None, {})
     with pytest.raises(UnknownOption, match="'mode' is not an option of dsc"):
         parse({"mode": "default"}, None, {})
-
-
-@pytest.mark.parametrize("name", options.NOT_YET)
-def test_planned_options_say_so(name: str) -> None:
-    with pytest.raises(OptionNotYet, match=f"'{name}' is not available yet in this version"):
-        parse({name: None}, None, {})
-    assert issubclass(OptionNotYet, BadOption)
 
 
 @pytest.mark.parametrize(
