@@ -17,6 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from dsc import options as opt
@@ -399,10 +401,21 @@ def own_device() -> torch.device:
 
 
 def start_processes(device: torch.device, timeout: float) -> None:
-    """Join the other processes, unless the script did already: NCCL for GPUs, gloo for CPUs."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    """Join the other processes, unless the script did already: NCCL for GPUs, gloo for CPUs.
+
+    After a restart torchrun hands out the store of the attempt before, with the addresses of processes that are gone:
+    each attempt gets keys of its own.
+    """
+    if dist.is_initialized():
+        return
+    limit = timedelta(seconds=timeout)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store, rank, world = next(rendezvous("env://", timeout=limit))
+    store.set_timeout(limit)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend, store=PrefixStore(f"attempt {attempt}", store), rank=rank, world_size=world, timeout=limit
+    )
 
 
 @contextmanager
