@@ -21,6 +21,7 @@ from dsc.cli import memory as memory
 from dsc.cli import ops as ops
 from dsc.cli import opt as opt
 from dsc.cli import passes as passes
+from dsc.cli import pipeline as pipeline
 from dsc.cli import reduce as reduce
 from dsc.cli import replay as replay
 from dsc.cli import show as show

@@ -172,18 +172,19 @@ def explain(
                 f"{rival.seconds / chosen.seconds - 1:+.1%} time" if rival.fits else f"needs {size(rival.peak)} a rank"
             )
             found.append(Remark(f"{rival.schedule} on {rival.split}", "skipped", f"{why}; {rival.bubble:.1%} no work"))
-    for s, cut in zip(stages[1:], chosen.cuts[1:-1]):
+    for s in stages[1:]:
+        lag = p.lags[s.index - 1]
         found.append(
             Remark(
                 s.nodes[0],
                 "did",
-                f"stage {s.index} starts here: {len(s.receives)} values, {size(s.boundary_bytes)}, "
-                f"{float(line.send[cut]) * 1e6:.4g} us between machines",
+                f"stage {s.index} starts here: {_count(len(s.receives), 'value')}, {size(s.boundary_bytes)}, "
+                + (f"{lag * 1e6:.4g} us on their way" if lag else "on the same card"),
             )
         )
         passed = [v for v in s.receives if v in s.sends]
         if passed:
-            found.append(Remark(passed[0], "did", f"passed on by stage {s.index}, with {len(passed) - 1} others"))
+            found.append(Remark(passed[0], "did", f"passed on by stage {s.index}, one of {len(passed)}"))
     for name, at in shared.items():
         ranks = {stages[s].rank for s in at}
         cost = "on one rank" if len(ranks) == 1 else "its gradients are added up over ranks once a step"
@@ -205,3 +206,7 @@ def explain(
             )
         )
     return found
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -41,6 +41,7 @@ from dsc.errors.pipeline import BadBatch as BadBatch
 from dsc.errors.pipeline import BadCheckpoint as BadCheckpoint
 from dsc.errors.pipeline import BadCluster as BadCluster
 from dsc.errors.pipeline import BadMicrobatches as BadMicrobatches
+from dsc.errors.pipeline import ChartImpossible as ChartImpossible
 from dsc.errors.pipeline import ClusterTooSmall as ClusterTooSmall
 from dsc.errors.pipeline import NotLoaded as NotLoaded
 from dsc.errors.pipeline import NotParallel as NotParallel

@@ -182,3 +182,14 @@ class NotLoaded(DscError):
 
     def __str__(self) -> str:
         return "The model was on the meta device and has no values yet; call load or load_state_dict before step."
+
+
+@dataclass(eq=False, repr=False)
+class ChartImpossible(DscError):
+    """A chart of a plan that cannot be drawn here."""
+
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"The chart cannot be drawn: {self.reason}; {self.advice}."
