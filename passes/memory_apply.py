@@ -66,7 +66,7 @@ def wholes(script: Sequence[Node]) -> list[bool]:
 
 def _forward(gm: GraphModule, found: Extracted, results: Sequence[object], redrawn: Sequence[Node]) -> Graph:
     """The forward's nodes that lead to these results, or have an effect; the states before draws come last."""
-    effects = {found.nodes[o] for o in found.problem.effects}
+    effects, repeated = {found.nodes[o] for o in found.problem.effects}, set(redrawn)
     wanted: set[Node] = {r for r in results if isinstance(r, Node)} | effects
     for late in reversed(list(gm.graph.nodes)):
         if late in wanted:
@@ -75,7 +75,7 @@ def _forward(gm: GraphModule, found: Extracted, results: Sequence[object], redra
     new: dict[Node, Node] = {}
     states: dict[Node, Node] = {}
     for n in gm.graph.nodes:
-        if n in redrawn:
+        if n in repeated:
             states[n] = state_before(graph, n)
         mine = n.name in found.joint.forward and found.joint.forward[n.name] is n
         if n.op != "output" and mine and (n in wanted or n.op == "placeholder"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch.fx import GraphModule
@@ -27,12 +27,16 @@ SLOTS = 500
 """Amounts of memory that the table of the chain tells apart."""
 ROUNDS = 4
 """How often what the chain chose is measured, and chosen anew."""
-ATTEMPTS = 4
-"""Programs of the chain that are tried for one budget."""
-CUTS = 6
-"""Prices of a byte for cuts of the whole forward."""
-LARGE = 2500
-"""Operators beyond which the whole forward is not cut at once: the chain finds as good plans in less time."""
+SLACK = 0.02
+"""By how much the simulator may think a plan slower or larger than the program is."""
+ATTEMPTS = 8
+"""Plans of the chain that are simulated for one budget."""
+RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
+"""Programs that are made for one budget; fewer from so many operators on."""
+PRICES = tuple(float(p) for p in np.geomspace(1e-14, 1e-10, 16))
+"""Seconds that a byte is worth in cuts of the whole forward."""
+FUSED = (0.05, 1.0)
+"""What traffic a fusible operator is charged in them when it runs again, as a share of its own."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,16 @@ class Program:
     @property
     def peak(self) -> int:
         return self.profile.peak
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What the simulator thinks of a plan."""
+
+    origin: str
+    plan: Schedule
+    peak: int
+    seconds: float
 
 
 @dataclass
@@ -66,9 +80,13 @@ class Search:
         self.chain = chain.find(problem)
         self.kinds = self.chain.kinds
         self.measured: set[tuple[int, frozenset[int]]] = set()
+        self.runs: dict[Schedule, Program] = {}
+        """All programs that were made."""
         self.default = self.run(
             "default", schedule.from_saved(problem, set(problem.default - problem.barred) | self.must())
         )
+        self._proposals: list[Guess] | None = None
+        self._off: tuple[int, float] | None = None
         self._options: dict[int, list[Choice]] | None = None
         self._table: Table | None = None
 
@@ -86,6 +104,8 @@ class Search:
 
     def run(self, origin: str, plan: Schedule) -> Program:
         """The program of a schedule: split, fused, with the bytes alive at each of its steps."""
+        if plan in self.runs:
+            return self.runs[plan]
         script = [self.found.nodes[o] for o in plan.script]
         kept = [self.found.values[v] for v in plan.saved]
         forward, backward, saved = halves(self.gm, self.found, kept, script)
@@ -93,7 +113,8 @@ class Search:
             for p in (Canonicalize(), Fuse()) if self.fused else ():
                 p.run(graph, self.target)
         seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
-        return Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
+        self.runs[plan] = Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
+        return self.runs[plan]
 
     # --- the chain -----------------------------------------------------------------------------------------------------
 
@@ -175,18 +196,38 @@ class Search:
     # --- the portfolio ---------------------------------------------------------------------------------------------------
 
     def within(self, budget: int) -> Program | None:
-        """The fastest program found whose peak is at most ``budget`` bytes; None if there is none."""
+        """The fastest program found whose peak is at most ``budget`` bytes; None if there is none.
+
+        The simulator says which plans are worth a look; the programs of the most promising ones decide.
+        """
         if self.default.peak <= budget:
             return self.default
-        fits: list[Program] = [p for p in self.from_chain(budget) if p.peak <= budget]
-        best = min((p.seconds for p in fits), default=float("inf"))
-        fits += [p for p in self.others(budget, best) if p.peak <= budget]
+        guesses = [*self.proposals(), *self.from_chain(budget)]
+        fits: list[Program] = []
+        aims = {budget}
+        for _ in range(RUNS if len(self.found.problem.ops) < LARGE else RUNS_LARGE):
+            best = min((p.seconds for p in fits), default=float("inf"))
+            new = [
+                g for g in guesses if g.peak <= budget and g.seconds < best * (1 + SLACK) and g.plan not in self.runs
+            ]
+            if not new:
+                break
+            guess = min(new, key=lambda g: g.seconds)
+            program = self.run(guess.origin, guess.plan)
+            if program.peak <= budget:
+                fits.append(program)
+            off = program.peak - guess.peak
+            guesses = [replace(g, peak=g.peak + off) if g.origin == guess.origin else g for g in guesses]
+            if guess.origin == "chain" and (aim := budget - off) not in aims:
+                aims.add(aim)
+                guesses += [replace(g, peak=g.peak + off) for g in self.from_chain(aim)]
+        fits += [p for p in self.runs.values() if p.peak <= budget]
         if not fits and (least := self.least()).peak <= budget:
             fits.append(least)
-        return min(fits, key=lambda p: p.seconds, default=None)
+        return min(fits, key=lambda p: (p.seconds, p.peak), default=None)
 
-    def from_chain(self, budget: int) -> Iterator[Program]:
-        """Programs of the chain, nearer and nearer to the budget."""
+    def from_chain(self, budget: int) -> Iterator[Guess]:
+        """Plans of the chain that the simulator thinks to fit, nearer and nearer to the budget."""
         room = float(budget - self.found.problem.fixed)
         low, high = 0.0, float("inf")
         tried: set[Schedule] = set()
@@ -198,50 +239,46 @@ class Search:
             if plan in tried or schedule.illegal(self.found.problem, plan):
                 return
             tried.add(plan)
-            program = self.run("chain", plan)
-            yield program
-            over = program.peak - budget
+            guess = self.guess("chain", plan)
+            over = guess.peak - budget
             if over <= 0:
+                yield guess
                 low = max(low, room)
-                if -over <= 0.015 * (budget - self.found.problem.fixed):
+                if -over <= 0.004 * (budget - self.found.problem.fixed):
                     return
                 room = min(room - over * 0.95, (room + high) / 2)
             else:
                 high = min(high, room)
                 room = max(room - over * 1.02, (low + room) / 2)
 
-    def others(self, budget: int, seconds: float) -> Iterator[Program]:
-        """Full checkpointing and cuts of the whole forward, where they promise to be faster than ``seconds``."""
-        problem = self.found.problem
-        for origin, plan in self.proposals():
-            if schedule.illegal(problem, plan):
-                continue
-            if self.estimate(plan) < seconds:
-                yield self.run(origin, plan)
+    def guess(self, origin: str, plan: Schedule) -> Guess:
+        """What the simulator thinks of a plan, set right by what it thinks of the default."""
+        peak, seconds = _simulated(self.found.problem, plan)
+        if self._off is None:
+            known = _simulated(self.found.problem, self.default.schedule)
+            self._off = self.default.peak - known[0], self.default.seconds - known[1]
+        return Guess(origin, plan, peak + self._off[0], seconds + self._off[1])
 
-    def proposals(self) -> Iterator[tuple[str, Schedule]]:
+    def proposals(self) -> list[Guess]:
+        """Plans that owe nothing to the chain's table."""
+        if self._proposals is None:
+            found = {plan: origin for origin, plan in self._proposed()}
+            legal = [plan for plan in found if not schedule.illegal(self.found.problem, plan)]
+            self._proposals = [self.guess(found[plan], plan) for plan in legal]
+        return self._proposals
+
+    def _proposed(self) -> Iterator[tuple[str, Schedule]]:
         problem = self.found.problem
         moves = [Move("keep", i, option=0) for i in range(len(self.kinds))]
         back = [Move("back", i, option=0) for i in reversed(range(len(self.kinds)))]
         yield "checkpoint", self.spelled([*moves, *back])
-        if len(problem.ops) > LARGE:
-            return
         forward = [i for i, o in enumerate(problem.ops) if o.forward]
         must = self.must()
         read = {v for op in problem.ops if not op.forward for v, _ in op.reads}
         required = {v for v in read if (m := problem.values[v].maker) >= 0 and problem.ops[m].forward}
         cut = blocks.Cut(problem, forward, required, (), must)
-        seen = set()
-        for price in np.geomspace(1e-13, 1e-9, CUTS):
-            saved = cut.solve(float(price), 0.05)
-            if saved not in seen:
-                seen.add(saved)
-                yield "cut", schedule.from_saved(problem, set(saved))
-
-    def estimate(self, plan: Schedule) -> float:
-        """Seconds of a schedule by the simulator, in proportion to the default's."""
-        problem = self.found.problem
-        return self.default.seconds * _simulated(problem, plan) / _simulated(problem, self.default.schedule)
+        for saved in {cut.solve(price, share): None for share in FUSED for price in PRICES}:
+            yield "cut", schedule.from_saved(problem, set(saved))
 
     def least(self) -> Program:
         """The program with the smallest peak that was found."""
@@ -256,12 +293,16 @@ class Search:
                 plan = self.spelled(table.moves(min(m, SLOTS)))
                 if not schedule.illegal(self.found.problem, plan):
                     found.append(self.run("chain", plan))
-        for origin, plan in self.proposals():
-            if origin == "checkpoint" and not schedule.illegal(self.found.problem, plan):
-                found.append(self.run(origin, plan))
+        for guess in self.proposals():
+            if guess.origin == "checkpoint":
+                found.append(self.run(guess.origin, guess.plan))
         return min(found, key=lambda p: (p.peak, p.seconds))
 
 
-def _simulated(problem: Problem, plan: Schedule) -> float:
-    again = simulate(problem, plan.script, problem.gradients)
-    return again.seconds
+def _simulated(problem: Problem, plan: Schedule) -> tuple[int, float]:
+    """Peak and seconds of forward and backward in the eyes of the simulator."""
+    forward = [o for o, op in enumerate(problem.ops) if op.forward]
+    dying = [v for v in plan.saved if v not in problem.results]
+    ahead = simulate(problem, forward, problem.results | set(plan.saved))
+    behind = simulate(problem, plan.script, problem.gradients, dying, problem.nbytes(plan.saved))
+    return problem.fixed + max(ahead.peak, behind.peak), ahead.seconds + behind.seconds

@@ -58,6 +58,7 @@ def extract(gm: GraphModule, target: Target, fused: bool = True) -> Extracted:
     calls = [n for n in calls if n not in unread]
     place = {n: i for i, n in enumerate(calls)}
     makers = {m: place[n] for n in calls for m in makes(n, root)}
+    ahead_of = set(joint.forward.values())
     problem = Problem(
         tuple(_op(n, joint, root, number, target, fused) for n in calls),
         tuple(Value(n.name, _nbytes(n), makers.get(n, -1), _kind(n)) for n in values),
@@ -66,7 +67,7 @@ def extract(gm: GraphModule, target: Target, fused: bool = True) -> Extracted:
         target.bandwidth * cost.BANDWIDTH_EFFICIENCY,
         cost.LAUNCH_SECONDS[target.kind],
         frozenset(number[n] for n in values if n.meta.get("recompute") in SAVES),
-        frozenset(number[n] for n in values if n in joint.forward.values() and _is_barred(n, joint, root)),
+        frozenset(number[n] for n in values if n in ahead_of and _is_barred(n, joint, root)),
         frozenset(number[joint.forward[name]] for name in default(gm, joint).save),
         frozenset(place[n] for n in calls if n in root and n.name in joint.forward and has_effect(n)),
     )

@@ -61,6 +61,8 @@ class Move:
 Cell: TypeAlias = tuple[Floats, Ints]
 SPLIT = 1 << 16
 """What is added to a split's distance, to tell it from an option."""
+SPLITS = 32
+"""Places at which a stretch may be split; of longer ones, every so many."""
 
 
 @dataclass(frozen=True)
@@ -200,11 +202,14 @@ def _cell(
         rest = _shifted(cells[i + 1, j][rerun][0], saved + units.enters[i + 1])
         offer(rest + (option.forward + option.backward), min(room, width), x)
     peak = lean_peak[i]
+    step = max(1, math.ceil((j - i) / SPLITS))
     for k in range(i + 1, j + 1):
         if k - 1 > i:
             peak = max(peak, units.enters[k - 1] + lean_peak[k - 1])
         if peak >= width:
             break
+        if (k - i) % step and k > i + 2:
+            continue
         once = 0 if rerun else units.kept(i, k)
         right = _shifted(cells[k, j][rerun][0], units.enters[k] + once)
         left = _shifted(cells[i, k - 1][1][0], units.between(k, j + 1) + once)
