@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
 
 from dsc import text
-from dsc.codegen.lower import Bound
 from dsc.manager import Report
 from dsc.program import Program
 from dsc.runtime.state import State
+
+if TYPE_CHECKING:
+    from dsc.codegen.lower import Bound
 
 
 @dataclass(frozen=True)

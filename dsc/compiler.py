@@ -12,20 +12,17 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc import budget, errors, kernels, link, live, passlist, watch
+from dsc import defaults, errors, kernels, live, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.options import Options
 from dsc.partition import partition
-from dsc.passes.memory import Memory
-from dsc.passes.precision import Precision
-from dsc.passes.sparsify import Sparsify
 from dsc.program import Program
 from dsc.runtime import run
 from dsc.runtime.pool import Pool
 from dsc.runtime.state import State
 from dsc.target import Target
-from dsc.torch_shim import RNG_CALLS, detect_fake_mode, make_boxed_func
+from dsc.torch_shim import RNG_CALLS, detect_fake_mode, lazy_graph_module, make_boxed_func
 from dsc.watch import Watcher
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
@@ -73,40 +70,18 @@ def make(
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
     """
-    joint, graph = passlist.chosen(options.passes)
-    if options.memory_budget is not None:
-        held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
-        limit = budget.bytes_of(options.memory_budget, target)
-        joint = passlist.budgeted(joint, Memory(limit, held, options.memory_plan, options.emit != "aten"))
     state = State() if options.state is None else options.state
-    if options.sparsity is not None:
-        joint = passlist.sparse(joint, options.sparsity, state)
-        warn_of_stale_masks(joint)
-    if options.attention is not None:
-        joint = passlist.attending(joint, options.attention)
-    if options.precision is not None:
-        joint = passlist.precise(joint, precision(options, sample))
+    joint, graph = defaults.JOINT, defaults.GRAPH
+    if not defaults.suffice(options):
+        from dsc import passlist  # all passes that there are
+
+        joint, graph = passlist.asked(options, target, state, sample)
     compiler = Compiler(options, target, joint, graph, Pool(), tuple(watchers), keep, state=state)
     for stage in ("joint", "forward"):
         compiler.pipeline(stage)  # a bad order raises now
     for w in watchers:
         w.begins(options, target)
     return compiler
-
-
-def precision(options: Options, sample: Sequence[object] | None) -> Precision:
-    """The pass that the options on formats describe."""
-    asked, given = options.precision, tuple(sample) if sample is not None else None
-    if isinstance(asked, str):
-        return Precision(asked, options.recipe, options.error_budget, options.precision_plan, sample=given)
-    return Precision(recipe=options.recipe, budget=options.error_budget, given=asked, sample=given)
-
-
-def warn_of_stale_masks(joint: Sequence[Pass]) -> None:
-    """The user asked for what is known to cost accuracy."""
-    for p in joint:
-        if isinstance(p, Sparsify) and p.refresh > 1:
-            warnings.warn(str(errors.StaleMasks(p.refresh)), errors.DscWarning, stacklevel=4)
 
 
 def warn_of_nothing_sparse(report: Report) -> None:
@@ -130,7 +105,7 @@ def plan_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     for w in compiler.watchers:
         w.traced("joint", gm)
     for name, report in compiler.pipeline("joint").run(gm, compiler.target):
-        if name == Sparsify.name:
+        if name == "sparsify":
             warn_of_nothing_sparse(report)
     return gm
 
@@ -207,6 +182,8 @@ def linked(
     start: float | None = None,
 ) -> Compilation:
     """The graph as it is, with its noted groups, to a program."""
+    from dsc import link  # a graph that was kept needs none of it
+
     start = time.perf_counter() if start is None else start
     program, bound, skipped = link.link(gm, compiler.options, kind)
     reports = (*reports, ("link", Report(True, (*remarks, *skipped))))
@@ -254,7 +231,7 @@ def copied(gm: GraphModule) -> GraphModule:
     known: dict[Node, Node] = {}
     for node in gm.graph.nodes:
         known[node] = graph.node_copy(node, known.__getitem__)
-    return GraphModule(gm, graph)
+    return lazy_graph_module(gm, graph)
 
 
 def complete(gm: GraphModule) -> None:

@@ -15,11 +15,14 @@ from pathlib import Path
 import torch
 
 from dsc import errors
-from dsc.codegen import build, cpp, triton, triton_plan
+from dsc.codegen import build
 from dsc.codegen.kernel import Call, Kernel
 from dsc.options import Options, default_cache_dir
 from dsc.program import Program
 from dsc.runtime.run import Launch
+
+THREADS = 8
+"""That compile Triton kernels at once."""
 
 
 def emitter(options: Options, device: torch.device) -> str:
@@ -41,8 +44,12 @@ def compiler(options: Options) -> str | None:
 def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]], on_gpu: bool) -> str:
     """The C++ or Triton of the kernels; nothing where all is left to ATen."""
     if emitter == "cpp":
+        from dsc.codegen import cpp  # each emitter is imported where it is wanted
+
         return cpp.emit_unit(kernels, sequences)
     if emitter == "triton":
+        from dsc.codegen import triton, triton_plan
+
         plans = [triton_plan.plan(k, interpreter=not on_gpu) for k in kernels]
         return "\n".join(triton.emit(p.kernel, p.schedule) for plan in plans for p in plan.parts)
     return ""
@@ -97,11 +104,13 @@ def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call
         TritonMissing: it is not installed.
     """
     try:
-        from dsc.codegen import triton_launch, triton_run
+        from dsc.codegen import triton_launch, triton_plan, triton_run
     except ModuleNotFoundError as why:
         raise errors.TritonMissing(str(why.name)) from why
     plans = {k.name: triton_plan.plan(k, interpreter=not on_gpu) for k in kernels}
     if on_gpu:
+        major, minor = torch.cuda.get_device_capability()
+        triton_launch.precompile(plans.values(), 10 * major + minor, THREADS)
         return [triton_launch.sequence(plans, s) for s in sequences]
     prepared = {k.name: (k, triton_run.prepare_plan(plans[k.name])) for k in kernels}
 

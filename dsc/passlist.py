@@ -1,7 +1,8 @@
-"""The passes, in the order in which they run, and why each stands where it does."""
+"""The passes that options ask for: by name, in text or lists, or because of what they promise."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -9,9 +10,12 @@ from typing import Any, ClassVar
 
 from torch.fx import GraphModule
 
-from dsc import manager
+from dsc import budget, errors, manager
+from dsc.defaults import GRAPH as GRAPH
+from dsc.defaults import JOINT as JOINT
 from dsc.errors import BadOption, BadPlugin, UnknownOption
 from dsc.manager import Pass, Report
+from dsc.options import Options
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
@@ -22,19 +26,9 @@ from dsc.passes.sparsify import Sparsify, names
 from dsc.runtime.state import State
 from dsc.target import Target
 
-JOINT: tuple[Pass, ...] = (
-    Canonicalize(),  # first: the others read single-purpose operators
-    Recompute(),  # before the split: it decides what the split saves
-)
-"""On the joint graph of forward and backward, before it is split."""
-
-GRAPH: tuple[Pass, ...] = (
-    Canonicalize(),  # again: inference graphs saw no joint pass, and splitting repeats views
-    Fuse(),  # last: it decides over the nodes that will really run
-)
-"""On the forward, backward or inference graph."""
-
-KNOWN: Mapping[str, type[Pass]] = {p.name: p for p in (Canonicalize, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)}
+KNOWN: Mapping[str, type[Pass]] = {
+    p.name: p for p in (Canonicalize, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)
+}
 
 PLUGINS = "dsc.passes"
 """The entry point group under which other packages bring passes: known by name, run only where named."""
@@ -48,6 +42,29 @@ class Default(Pass):
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         raise NotImplementedError("it is replaced by the default pipeline")
+
+
+def asked(
+    options: Options, target: Target, state: State, sample: Sequence[object] | None
+) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """The passes on the joint graph, and on each graph after the split, of all options that change them.
+
+    Raises:
+        UnknownPass, UnknownOption, BadOption, BadPlugin: what is asked for does not exist, or makes no sense.
+    """
+    joint, graph = chosen(options.passes)
+    if options.memory_budget is not None:
+        held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
+        limit = budget.bytes_of(options.memory_budget, target)
+        joint = budgeted(joint, Memory(limit, held, options.memory_plan, options.emit != "aten"))
+    if options.sparsity is not None:
+        joint = sparse(joint, options.sparsity, state)
+        warn_of_stale_masks(joint)
+    if options.attention is not None:
+        joint = attending(joint, options.attention)
+    if options.precision is not None:
+        joint = precise(joint, precision(options, sample))
+    return joint, graph
 
 
 def chosen(passes: str | Sequence[object] | None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
@@ -125,6 +142,21 @@ def _early(joint: Sequence[Pass], new: Pass) -> tuple[Pass, ...]:
     """With a pass that changes what is computed: right after ``canonicalize``, before all that weigh costs."""
     after = max((i + 1 for i, p in enumerate(joint) if isinstance(p, Canonicalize)), default=0)
     return (*joint[:after], new, *joint[after:])
+
+
+def precision(options: Options, sample: Sequence[object] | None) -> Precision:
+    """The pass that the options on formats describe."""
+    asked, given = options.precision, tuple(sample) if sample is not None else None
+    if isinstance(asked, str):
+        return Precision(asked, options.recipe, options.error_budget, options.precision_plan, sample=given)
+    return Precision(recipe=options.recipe, budget=options.error_budget, given=asked, sample=given)
+
+
+def warn_of_stale_masks(joint: Sequence[Pass]) -> None:
+    """The user asked for what is known to cost accuracy."""
+    for p in joint:
+        if isinstance(p, Sparsify) and p.refresh > 1:
+            warnings.warn(str(errors.StaleMasks(p.refresh)), errors.DscWarning, stacklevel=4)
 
 
 def precise(joint: Sequence[Pass], precision: Precision) -> tuple[Pass, ...]:

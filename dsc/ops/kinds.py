@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
+from dsc.torch_shim import OpOverload
+
 Kind = Literal[
     "pointwise", "reduction", "rowwise", "create", "view", "item", "matmul", "collective", "random", "opaque"
 ]
@@ -106,13 +108,18 @@ _EXACT = _VIEW | _CREATE | frozenset("clone.default relu.default neg.default whe
 def name_of(node: Node) -> str:
     """``packet.overload`` of an ATen call, ``getitem`` for one of several results, else the target's own name."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        if target.namespace != "aten":
-            return str(target)
-        return str(target)[5:]
+    if isinstance(target, OpOverload):
+        name = _NAMES.get(target._name)
+        if name is None:
+            name = _NAMES[target._name] = str(target)[5:] if target.namespace == "aten" else str(target)
+        return name
     if target is operator.getitem:
         return "getitem"
     return getattr(target, "__name__", str(target))
+
+
+_NAMES: dict[str, str] = {}
+"""``aten::add.Tensor`` -> ``add.Tensor``: asked for tens of times a node."""
 
 
 def _kind(name: str) -> Kind:

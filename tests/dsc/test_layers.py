@@ -20,6 +20,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.manager",
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",
+    "dsc.defaults",
     "dsc.passlist dsc.link dsc.watch",
     "dsc.compiler dsc.portable",
     "dsc.warm dsc.artifact",

@@ -1,0 +1,32 @@
+"""The passes of a compilation that asks for nothing special, in the order in which they run, and why each stands there.
+
+They have a file of their own so that nothing else is imported for them: every process waits for its imports.
+"""
+
+from __future__ import annotations
+
+from dsc.manager import Pass
+from dsc.options import Options
+from dsc.passes.canonicalize import Canonicalize
+from dsc.passes.fuse import Fuse
+from dsc.passes.recompute import Recompute
+
+JOINT: tuple[Pass, ...] = (
+    Canonicalize(),  # first: the others read single-purpose operators
+    Recompute(),  # before the split: it decides what the split saves
+)
+"""On the joint graph of forward and backward, before it is split."""
+
+GRAPH: tuple[Pass, ...] = (
+    Canonicalize(),  # again: inference graphs saw no joint pass, and splitting repeats views
+    Fuse(),  # last: it decides over the nodes that will really run
+)
+"""On the forward, backward or inference graph."""
+
+ASKING = ("passes", "memory_budget", "sparsity", "attention", "precision")
+"""Options that change the pipeline."""
+
+
+def suffice(options: Options) -> bool:
+    """Whether the options leave the pipeline as it is here."""
+    return all(getattr(options, name, None) is None for name in ASKING)
