@@ -66,7 +66,7 @@ def find(gm: GraphModule) -> tuple[list[Linear], list[Refused]]:
     joint = len(primals) < len(inputs)
     results = _results(gm.graph)
     for place, weight in enumerate(primals):
-        products = [u for u in _readers(weight) if _is_right(u)]
+        products = [u for u in _readers(weight) if _is_right(u, weight)]
         ahead = [u for u in products if not _is_backward(u)]
         if not ahead:
             continue
@@ -129,13 +129,13 @@ def _readers(n: Node) -> Iterator[Node]:
             yield u
 
 
-def _is_right(u: Node) -> bool:
-    """Whether ``u`` is a product whose right operand is what was asked for, and not its left one or its sum's."""
+def _is_right(u: Node, weight: Node) -> bool:
+    """Whether ``u`` is a product with the weight as its right operand, and nothing else of it."""
     left = PRODUCTS.get(ops.name_of(u)) if u.op == "call_function" else None
     if left is None:
         return False
     right = u.args[left + 1]
-    return isinstance(right, Node) and _root(right).op == "placeholder" and _root(u.args[left]) is not _root(right)
+    return _root(right) is weight and not any(_root(a) is weight for a in u.args[: left + 1])
 
 
 def _root(n: object) -> Node:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from dsc import cost, live, nm, ops
 from dsc.notes import notes, set_notes
+from dsc.passes import sparsify_kernels
 from dsc.passes.canonicalize import Rewriter
 from dsc.passes.linears import PRODUCTS, Linear
 from dsc.passes.sparsify_cost import Times
@@ -48,14 +49,26 @@ class _Shared:
     dense_from: Node
 
 
+def put(rw: Rewriter, state: State, name: str, make: Callable[[], Tensor], device: torch.device) -> None:
+    """An entry of the state on a device; where a graph is planned for a GPU that is not here, one without values."""
+
+    def absent() -> Tensor:
+        assert rw.mode is not None
+        with rw.mode:
+            return make()
+
+    here = device.type != "cuda" or torch.cuda.is_available()
+    state.put(name, make if here else absent)
+
+
 def _shared(rw: Rewriter, p: Sparsify, first: Node, training: bool) -> _Shared:
     dense_from = -1 if p.dense_tail is None else p.dense_tail
     state = p.state
     device = ops.tensor(first).device
     state.put("sparsity.step", lambda: torch.zeros((), dtype=torch.int64))
     state.put("sparsity.dense_from", lambda: torch.tensor(dense_from))
-    state.put("sparsity.decay", lambda: torch.tensor(p.decay, dtype=torch.float32, device=device))
-    state.put("sparsity.gate", lambda: torch.tensor(p.gate_threshold, dtype=torch.float32, device=device))
+    put(rw, state, "sparsity.decay", lambda: torch.full((), float(p.decay), device=device), device)
+    put(rw, state, "sparsity.gate", lambda: torch.full((), float(p.gate_threshold), device=device), device)
     with rw.gm.graph.inserting_before(first):
         step = _tagged(live.read(rw.gm, state, "sparsity.step"), first)
         since = _tagged(live.read(rw.gm, state, "sparsity.dense_from"), first)
@@ -88,7 +101,7 @@ class _Layer:
     def read(self, name: str, like: Node, make: Callable[[], Tensor]) -> Node:
         """An entry of this layer, made if it is not there yet, at the insertion point."""
         key = entry(self.x.layer, name)
-        self.p.state.put(key, make)
+        put(self.rw, self.p.state, key, make, ops.tensor(self.x.weight).device)
         return _tagged(live.read(self.rw.gm, self.p.state, key), like)
 
     def store(self, name: str, value: Node) -> None:
@@ -102,26 +115,28 @@ class _Layer:
         work = cost.flops(x.forward)
         self.p.state.put(entry(x.layer, "work"), lambda: torch.tensor(work, dtype=torch.float64))
         with self.graph.inserting_before(first):
-            mask = self.mask(first, shape)
+            mask, keep = self.mask(first, shape)
             hidden = self.rw.call(first, aten.logical_not.default, mask)
             masked = self.rw.call(first, aten.masked_fill.Scalar, weight, hidden, 0)
         for u in users:
             if u.op != "output":
                 u.replace_input_with(weight, masked)
+        if self.kernel != "masked":
+            x = sparsify_kernels.replaced(self.rw, x, self.kernel, self.p, masked, keep)
         sparse = [x.forward]
         if x.dgrad is not None and self.p.transposable:
             sparse.append(x.dgrad)
-        done = sum(cost.flops(n) for n in sparse)
+        done = work * len(sparse)
         for n in sparse:
             set_notes(n, replace(notes(n), sparsity=self.p.pattern))
         if x.gradient is not None:
-            self.backward(mask)
+            replace(self, x=x).backward(mask)
         return done
 
     # --- forward -------------------------------------------------------------------------------------------------------
 
-    def mask(self, first: Node, shape: tuple[int, ...]) -> Node:
-        """The mask of this step, and what the state keeps of it."""
+    def mask(self, first: Node, shape: tuple[int, ...]) -> tuple[Node, Node]:
+        """The mask of this step, of which the state keeps what is told, and how many of M it keeps."""
         p, (n, m) = self.p, self.p.nm
         device = ops.tensor(self.x.weight).device
         old = self.read("mask", first, lambda: torch.ones(shape, dtype=torch.bool, device=device))
@@ -129,7 +144,7 @@ class _Layer:
         keep = self.rw.call(first, torch.ops.dsc.nm_keep.default, keep, self.shared.step, self.shared.dense_from, m)
         training = self.x.gradient is not None
         if not training and p.refresh > 1:
-            return old
+            return old, keep
         score = self.score(first, shape)
         if p.refresh == 1:
             mask = self.rw.call(first, torch.ops.dsc.nm_mask.default, score, keep, m, p.transposable)
@@ -141,7 +156,7 @@ class _Layer:
             told = self.rw.call(first, torch.ops.dsc.nm_stats.default, self.x.weight, mask, old, stats)
             self.store("mask", mask)
             self.store("stats", told)
-        return mask
+        return mask, keep
 
     def score(self, first: Node, shape: tuple[int, ...]) -> Node:
         """[N, K], not negative: the larger, the more is lost without the weight."""

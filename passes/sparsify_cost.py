@@ -19,6 +19,8 @@ SMALL_ROWS = 32
 """Rows of x up to which the weight's bytes decide."""
 PACKED = 0.5625
 """Bytes of a packed 2:4 weight with its metadata, over those of a dense one of 16 bits."""
+UNIT = 128
+"""What the weight's sides must be multiples of, for whole tiles."""
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -35,8 +37,8 @@ class Times:
 def times(x: Linear, nm: tuple[int, int], transposable: bool, target: Target) -> Times:
     """Of the layer on the target.
 
-    1. Sparse tensor cores multiply 16-bit operands by 2:4 weights of 16-fold outputs and 64-fold inputs.  On sm_80 that
-       is dsc's own kernel; on sm_90 it is for few rows, and cuSPARSELt otherwise.  All else is a masked dense product.
+    1. Sparse tensor cores multiply 16-bit operands by 2:4 weights with sides of whole tiles.  On sm_80 that is dsc's own
+       kernel; on sm_90 it is for few rows, and cuSPARSELt otherwise.  All else is a masked dense product.
     2. The weight's gradient stays dense; so does the input's, unless the mask is transposable.
     3. Sparsity adds a pass over the weight: it is read, and written packed or masked.
     """
@@ -60,8 +62,9 @@ def times(x: Linear, nm: tuple[int, int], transposable: bool, target: Target) ->
 
 def kernel_of(m: int, n: int, k: int, nm: tuple[int, int], dtype: torch.dtype, target: Target) -> str:
     """What multiplies by a sparse weight [n, k]: mma.sp, cusparselt, or masked."""
-    fits = nm == (2, 4) and dtype in HALF and n % 64 == 0 and k % 64 == 0
-    if not fits or target.capability is None or "2:4" not in target.features or target.capability[0] not in GAIN:
+    if nm != (2, 4) or dtype not in HALF or n % UNIT or k % UNIT:
+        return "masked"
+    if target.capability is None or "2:4" not in target.features or target.capability[0] not in GAIN:
         return "masked"
     return "mma.sp" if target.capability[0] == 8 or m <= SMALL_ROWS else "cusparselt"
 
