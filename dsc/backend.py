@@ -17,7 +17,7 @@ from dsc import target as targets
 from dsc.options import Options
 from dsc.repair import buried, for_eager, repair
 from dsc.target import Target
-from dsc.torch_shim import TorchDynamoException, aot_autograd, compile_id, recompile_reason, structured_logging
+from dsc.torch_shim import TorchDynamoException, compile_id, joint_compiler, recompile_reason, structured_logging
 from dsc.watch import Watcher
 
 LOG = logging.getLogger("dsc")
@@ -51,7 +51,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     def compile_as(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
         return warm.compile_as(kind, make) if key else lambda g, _: compiler.compile_aten(g, kind, make)[0]
 
-    aot = aot_autograd(
+    aot = joint_compiler(
         fw_compiler=compile_as("forward"),
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
