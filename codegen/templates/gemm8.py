@@ -23,11 +23,16 @@ import triton.language as tl
 
 
 @triton.jit
+def ceil(n, side):
+    return (n + side - 1) // side
+
+
+@triton.jit
 def place(m, n, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
     """The tile of a program: columns of GROUP tiles, one after the other."""
-    down, across = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    down, across = ceil(m, BM), ceil(n, BN)
     group = tl.program_id(0) // (GROUP * across)
-    height = min(down - group * GROUP, GROUP)
+    height = tl.minimum(down - group * GROUP, GROUP)
     inside = tl.program_id(0) % (GROUP * across)
     return group * GROUP + inside % height, inside // height
 
@@ -49,17 +54,17 @@ def mm8(
     row, column = place(m, n, BM, BN, GROUP)
     i, j, l = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
     ia, jb = i % m, j % n
-    across = tl.cdiv(k, BK)
+    across = ceil(k, BK)
     BLOCKS: tl.constexpr = GA == "1x128" or GA == "128x128"
-    total = tl.zeros((BM, BN), tl.int32 if INTEGER and not BLOCKS else tl.float32)
+    total = tl.full((BM, BN), 0, tl.int32 if INTEGER and not BLOCKS else tl.float32)
     for block in range(0, across):
         at = block * BK + l
         if WHOLE:
             x = tl.load(a + ia[:, None] * k + at[None, :])
             y = tl.load(b + jb[None, :] * k + at[:, None])
         else:
-            x = tl.load(a + ia[:, None] * k + at[None, :], mask=at[None, :] < k, other=0)
-            y = tl.load(b + jb[None, :] * k + at[:, None], mask=at[:, None] < k, other=0)
+            x = tl.load(a + ia[:, None] * k + at[None, :], mask=at[None, :] < k, other=0.0)
+            y = tl.load(b + jb[None, :] * k + at[:, None], mask=at[:, None] < k, other=0.0)
         if BLOCKS:
             if INTEGER:
                 part = tl.dot(x, y, out_dtype=tl.int32).to(tl.float32)
@@ -91,8 +96,8 @@ def mm_tf32(
     row, column = place(m, n, BM, BN, GROUP)
     i, j, l = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
     ia, jb = i % m, j % n
-    total = tl.zeros((BM, BN), tl.float32)
-    for block in range(0, tl.cdiv(k, BK)):
+    total = tl.full((BM, BN), 0.0, tl.float32)
+    for block in range(0, ceil(k, BK)):
         at = block * BK + l
         x = tl.load(a + ia[:, None] * a0 + at[None, :] * a1, mask=at[None, :] < k, other=0.0)
         y = tl.load(b + at[:, None] * b0 + jb[None, :] * b1, mask=at[:, None] < k, other=0.0)

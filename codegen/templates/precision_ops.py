@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsc.codegen.templates import gemm8, quantise8
 from dsc.codegen.triton_run import LANGUAGE, load_source
-from dsc.precision import emulate
+from dsc.precision import emulate, ops
 
 
 @lru_cache
@@ -108,7 +108,6 @@ def mm_tf32(a: Tensor, b: Tensor) -> Tensor:
     return c
 
 
-torch.library.impl("dsc::quantise", "CUDA", quantise)
-torch.library.impl("dsc::quantise_both", "CUDA", quantise_both)
-torch.library.impl("dsc::mm8", "CUDA", mm8)
-torch.library.impl("dsc::mm_tf32", "CUDA", mm_tf32)
+KERNELS = {ops.quantise: quantise, ops.quantise_both: quantise_both, ops.mm8: mm8, ops.tf32: mm_tf32}
+for _op, _kernel in KERNELS.items():
+    torch.library.impl(_op.name(), "CUDA", _kernel)

@@ -16,6 +16,21 @@ import triton.language as tl
 
 
 @triton.jit
+def ceil(n, side):
+    return (n + side - 1) // side
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
 def inverse(largest, LIMIT: tl.constexpr):
     """What to multiply by: LIMIT / largest, 1 where that is 0."""
     found = tl.where(largest == 0.0, 1.0, tl.div_rn(tl.full(largest.shape, LIMIT, tl.float32), largest))
@@ -35,7 +50,7 @@ def rounded(x, LIMIT: tl.constexpr, INTEGER: tl.constexpr):
 @triton.jit
 def bad(x, AXIS: tl.constexpr):
     """NaN where a value is not finite, else 0: a maximum does not say so."""
-    return tl.sum(x * 0.0, AXIS)
+    return tl.reduce(x * 0.0, AXIS, add)
 
 
 @triton.jit
@@ -45,14 +60,14 @@ def quantise(
     SIDE: tl.constexpr,
 ):
     """x -> q [rows, columns] if ALONG, and qt [columns, rows] if ACROSS, with their scales."""
-    across, down = tl.cdiv(columns, SIDE), tl.cdiv(rows, SIDE)
+    across, down = ceil(columns, SIDE), ceil(rows, SIDE)
     row, column = tl.program_id(0) // across, tl.program_id(0) % across
     i, j = row * SIDE + tl.arange(0, SIDE), column * SIDE + tl.arange(0, SIDE)
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     v = tl.load(x + i[:, None] * x0 + j[None, :] * x1, mask=inside, other=0.0).to(tl.float32)
     size = tl.abs(v)
     if GRAIN == "128x128":
-        tile = tl.max(tl.max(size, 1), 0) + tl.sum(bad(v, 1), 0)
+        tile = tl.reduce(tl.reduce(size, 1, larger), 0, larger) + tl.reduce(bad(v, 1), 0, add)
         by = inverse(tile, LIMIT)
         value = rounded(v * by, LIMIT, INTEGER).to(q.dtype.element_ty)
         if ALONG:
@@ -64,7 +79,7 @@ def quantise(
     else:
         if ALONG:
             if GRAIN == "1x128":
-                by = inverse(tl.max(size, 1) + bad(v, 1), LIMIT)
+                by = inverse(tl.reduce(size, 1, larger) + bad(v, 1), LIMIT)
                 tl.store(s + i * across + column, tl.div_rn(tl.full(by.shape, 1.0, tl.float32), by), mask=i < rows)
             elif GRAIN == "row":
                 by = tl.load(inverses + i, mask=i < rows, other=1.0)
@@ -74,7 +89,7 @@ def quantise(
             tl.store(q + i[:, None] * columns + j[None, :], value, mask=inside)
         if ACROSS:
             if GRAIN == "1x128":
-                by = inverse(tl.max(size, 0) + bad(v, 0), LIMIT)
+                by = inverse(tl.reduce(size, 0, larger) + bad(v, 0), LIMIT)
                 tl.store(st + j * down + row, tl.div_rn(tl.full(by.shape, 1.0, tl.float32), by), mask=j < columns)
             elif GRAIN == "row":
                 by = tl.load(inverses_t + j, mask=j < columns, other=1.0)

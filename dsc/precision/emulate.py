@@ -86,7 +86,7 @@ def largest(x: Tensor, grain: str) -> Tensor:
 
 def inverse_scale(amax: Tensor, dtype: str, grain: str) -> Tensor:
     """What to multiply by: max / amax, for rows rounded down to a power of two."""
-    inverse = torch.where(amax == 0, 1.0, LIMIT[dtype] / amax)
+    inverse = torch.where(amax == 0, 1.0, torch.full_like(amax, LIMIT[dtype]) / amax)  # a number over it rounds twice
     inverse = torch.where(torch.isinf(inverse), torch.finfo(torch.float32).max, inverse)  # of amax below 2**-120
     if grain == "row":
         inverse = torch.exp2(torch.floor(torch.log2(inverse)))
