@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,9 +64,12 @@ class Report:
 
     @property
     def drift(self) -> float:
-        """How far the busiest rank is beyond what the plan gave it, relative to the others: 0 if shares are as planned."""
-        measured, planned = sum(self.busy), sum(self.planned)
-        return max(b / measured * planned / p for b, p in zip(self.busy, self.planned)) - 1
+        """How far a rank is beyond the share of the work that the plan gave it: 0 if shares are as planned."""
+        return _beyond(self.busy, self.planned)
+
+    def drift_from(self, before: Report) -> float:
+        """How far a rank is beyond the share that it had before."""
+        return _beyond(self.busy, before.busy)
 
     def __str__(self) -> str:
         head = f"step {self.step * 1e3:.1f} ms, bubble {self.bubble:.1%}, busiest rank {self.imbalance:.2f} x the mean, drift {self.drift:.1%}"
@@ -79,6 +82,11 @@ class Report:
             for r, (b, n, u) in enumerate(zip(self.busy, self.sent, self.links))
         ]
         return "\n".join([head, *rows, *ranks])
+
+
+def _beyond(now: Sequence[float], then: Sequence[float]) -> float:
+    total, before = sum(now), sum(then)
+    return max(a / total * before / b for a, b in zip(now, then)) - 1
 
 
 @dataclass

@@ -22,10 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from dsc import options as opt
-from dsc.distributed import assemble, checkpoint, forward, monitor, reduce
+from dsc.distributed import assemble, checkpoint, forward, monitor, rebalance, reduce
 from dsc.distributed.monitor import Monitor, Report
 from dsc.distributed.place import Place, place
-from dsc.distributed.plan import PipelinePlan
+from dsc.distributed.plan import PipelinePlan, dump, parse
 from dsc.distributed.stage import GIVEN, StageModule
 from dsc.errors import BadBatch, BadCheckpoint, DscError, NotLoaded, PlanMismatch, RankLost, StageFailed
 from dsc.options import Options
@@ -67,6 +67,10 @@ class Pipeline:
     """Whether the parameters have values: not those of a model on the meta device, before ``load``."""
     taken: int = 0
     """Steps."""
+    before: Report | None = None
+    """What was measured when the shares of the ranks were last as they should be."""
+    slow: tuple[float, ...] = ()
+    """How many times slower than at first each rank is."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Parameters and buffers that no stage reads; the first rank keeps them."""
 
@@ -236,12 +240,44 @@ class Pipeline:
         fits(plan, self.setup.traced)
         at = place(plan, self.place.mesh, self.setup.device)
         self.save(folder, optimizer)
-        taken, extra = self.taken, self.extra
+        taken, extra, slow = self.taken, self.extra, self.slow
         self.stages.clear()  # memory of the old parameters, before that of the new
         new = build(plan, at, self.setup, {**unfilled(self.setup.traced), **self.setup.unsaved})
-        new.extra = extra
+        new.extra, new.slow = extra, slow
         vars(self).update(vars(new))
         self.load(Path(folder) / checkpoint.step_name(taken), optimizer)
+
+    def rebalance(
+        self,
+        folder: str | Path,
+        optimizer: Optimizer | None = None,
+        threshold: float = 0.1,
+        gain: float = 0.05,
+    ) -> PipelinePlan | None:
+        """Move to other cuts if the ranks' shares of the work drifted, and a step would gain by it; all ranks call it.
+
+        ``threshold``: how far a rank may be beyond its share, as it was when last measured here, or else as planned.
+        ``gain``: the least share of a step that the new cuts must save.  Plans on the first rank; the new plan, or None.
+        """
+        report = self.report()
+        if not report.step:
+            return None
+        drifted = report.drift if self.before is None else report.drift_from(self.before)
+        if drifted <= threshold:
+            self.before = self.before or report
+            return None
+        self.slow = rebalance.speeds(report, self.before, self.slow)
+        text: list[str | None] = [None]
+        if self.place.rank == 0:
+            new = rebalance.replan(self.plan, self.setup.traced, report, self.slow)
+            worth = new.seconds < (1 - gain) * rebalance.measured_seconds(self.plan, report)
+            text = [dump(new) if worth else None]
+        dist.broadcast_object_list(text, self.place.members[0], group=self.place.group)
+        self.before = report
+        if text[0] is None:
+            return None
+        self.resplit(parse(text[0]), folder, optimizer)
+        return self.plan
 
     def report(self) -> Report:
         """What all ranks measured over the last steps; all of them ask."""
@@ -319,7 +355,9 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
         given = assemble.example(traced, s.inputs, carry, device)
         splits = any(stage == s.index and kind == "I" for stage, kind, _ in plan.orders[at.rank])
         module.compile([*arriving, *given], setup.options, splits)
-        setup.replicas.wrap(s.index, module, at)  # behind: the functions see whole parameters, sharded ones are gathered
+        setup.replicas.wrap(
+            s.index, module, at
+        )  # behind: the functions see whole parameters, sharded ones are gathered
         stage = monitor.TimedStage(
             module,
             s.index,

@@ -20,6 +20,7 @@ TWO = (
     "saves",
     "resplit",
     "watches",
+    "rebalances",
     "refuses",
     "dies",
 )

@@ -161,6 +161,29 @@ def watches(folder: Path) -> str:
     return str(report).splitlines()[0]
 
 
+def rebalances(folder: Path) -> str:
+    """A rank that becomes slow hands work on, and the numbers stay those of a run that was never disturbed."""
+    model, inputs, plan = made("gpt-tiny", "1F1B", 1, seed=1)
+    quiet = pl.pipeline(copy.deepcopy(model), inputs, plan=plan, compiled=False)
+    train(quiet, torch.optim.AdamW(quiet.parameters(), lr=1e-2), inputs, 6)
+    pipe = pl.pipeline(model, inputs, plan=plan, compiled=False)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+    (stage,) = pipe.stages.values()
+    call = stage.functions.forward
+    stage.functions.forward = slowed(call, 0.03)
+    train(pipe, optimizer, inputs, 2)
+    assert pipe.rebalance(folder / "even", optimizer, threshold=100.0) is None
+    stage.functions.forward = slowed(call, 0.03 if pipe.place.rank else 0.15)
+    pipe.monitor.clear()
+    train(pipe, optimizer, inputs, 2)
+    new = pipe.rebalance(folder / "slow", optimizer)
+    assert new is not None and len(new.stages[0].nodes) < len(plan.stages[0].nodes)
+    train(pipe, optimizer, inputs, 2)
+    got, want = pipe.full_state_dict(), quiet.full_state_dict()
+    assert all(torch.allclose(got[n], want[n], rtol=1e-4, atol=1e-6) for n in want)
+    return f"{len(plan.stages[0].nodes)} -> {len(new.stages[0].nodes)} nodes on the slow rank"
+
+
 def slowed(call: Callable[..., object], seconds: float) -> Callable[..., object]:
     def run(*args: object) -> object:
         time.sleep(seconds)
@@ -243,7 +266,7 @@ def dies(folder: Path) -> str:
 
 
 CHECKS: dict[str, Callable[[Path], str]] = {
-    f.__name__: f for f in (resplit, saves, watches, refuses, powersgd, replicated, dies)
+    f.__name__: f for f in (resplit, saves, watches, rebalances, refuses, powersgd, replicated, dies)
 }
 
 
