@@ -126,6 +126,8 @@ def planned(
     effort: str,
 ) -> PipelinePlan:
     """The plan of a model by its name."""
+    import torch
+
     from dsc.cli import source
     from dsc.distributed.plan import Degrees
     from dsc.distributed.planner import plan_pipeline
@@ -135,7 +137,7 @@ def planned(
     given = Degrees(data=data, tensor=tensor, sequence=tensor, zero=zero) if degrees != (1, 1, 0) else None
     return plan_pipeline(
         found.module,
-        found.args,
+        tuple(a for a in found.args if isinstance(a, torch.Tensor)),
         stages=whole(stages),  # type: ignore[arg-type]  # the planner says what is wrong with a text
         cluster=cluster,
         microbatches=whole(microbatches),  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ def plan_pipeline(
     optimizer: str = "adam",
     recompute: bool | Literal["auto"] = "auto",
     chunks: int = 2,
+    slow: Sequence[float] = (),
     effort: str = "usual",
     seed: int = 0,
 ) -> PipelinePlan:
@@ -60,7 +61,8 @@ def plan_pipeline(
     ``schedule``: ``auto`` or ``searched``, gpipe, 1f1b, zb-h1, interleaved, interleaved-zb, zbv, dualpipev.
     ``memory``: bytes a rank may use, such as ``"70GiB"`` or ``"80%"``; default: 94 % of the card's.
     ``recompute``: whether stages compute their forward again; ``auto``: those that would not fit otherwise.
-    ``chunks``: stages a rank, of interleaved schedules.  ``effort``: quick, usual or long.
+    ``chunks``: stages a rank, of interleaved schedules.  ``slow``: for each rank what it takes, as a multiple of what
+    the card should (measured times over modelled ones).  ``effort``: quick, usual or long.
 
     Raises:
         BadCluster, UnknownTarget, UnknownSchedule, BadOption: what is given makes no sense.
@@ -87,8 +89,10 @@ def plan_pipeline(
     degrees = replace(degrees, pipeline=ranks)
     if degrees.devices > machine.size:
         raise ClusterTooSmall(str(machine), machine.size, degrees.devices, topology.words(degrees))
+    if slow and (len(slow) != ranks or min(slow) <= 0):
+        raise BadOption("slow", tuple(slow), f"{ranks} positive numbers, one a rank")
     limit = budget.bytes_of("auto" if memory is None else memory, machine.target, "memory")
-    request = Request(model, inputs, machine, degrees, limit, optimizer, recompute, chunks, schedule)
+    request = Request(model, inputs, machine, degrees, limit, optimizer, recompute, chunks, schedule, tuple(slow))
     counts = request.counts(microbatches)
     setups = {m: request.setup(m) for m in counts}
     best = min(setups, key=lambda m: (not setups[m].fits, setups[m].seconds))
@@ -140,6 +144,7 @@ class Request:
     recompute: bool | Literal["auto"]
     chunks: int
     schedule: str
+    slow: tuple[float, ...] = ()
 
     def counts(self, microbatches: int | str) -> list[int]:
         """The numbers of micro-batches to look at."""
@@ -172,6 +177,7 @@ class Request:
                     again,
                     self.chunks,
                     machines,
+                    self.slow,
                 )
                 made = Setup(laid, task, pipeline_tune.portfolio(task, names))
                 if best is None or (not made.fits, made.seconds) < (not best.fits, best.seconds):
@@ -246,7 +252,9 @@ def less_again(task: Task, c: Candidate) -> tuple[Candidate, list[bool]]:
     again = [True] * (len(c.cuts) - 1)
     for s in sorted(range(len(again)), key=lambda s: -c.pipeline.forward[s]):
         trial = [x and i != s for i, x in enumerate(again)]
-        p = stage_cut.pipeline(task.line, c.cuts, c.pipeline.home, task.microbatches, task.limit, trial, task.machines)
+        p = stage_cut.pipeline(
+            task.line, c.cuts, c.pipeline.home, task.microbatches, task.limit, trial, task.machines, task.slow
+        )
         timeline = simulate(p, c.orders)
         if max(timeline.peaks) <= task.limit and timeline.seconds <= c.seconds:
             c, again = replace(c, pipeline=p, timeline=timeline), trial

@@ -9,6 +9,7 @@ from dsc.distributed.topology import words
 from dsc.errors import size
 from dsc.passes.solve.pipeline_simulate import Pipeline, Timeline, simulate
 
+Row = tuple[str, ...]
 GLYPHS = {"F": "▆", "I": "▃", "W": "▁", "B": "▄"}
 
 
@@ -24,9 +25,9 @@ def heading(plan: PipelinePlan) -> str:
     )
 
 
-def rows(plan: PipelinePlan) -> list[tuple[str, ...]]:
+def rows(plan: PipelinePlan) -> list[Row]:
     """Rank, stage, first and last call, milliseconds of F, I, W and sending, bytes that arrive, parameters, activations."""
-    found = []
+    found: list[Row] = []
     for rank in range(plan.ranks):
         for s in plan.stages_of(rank):
             again = " again" if s.recompute else ""
@@ -52,10 +53,10 @@ RANK_COLUMNS = ("rank", "card", "work ms", "no work", "peak", "of limit")
 RIVAL_COLUMNS = ("split", "schedule", "ms", "no work", "peak", "")
 
 
-def rank_rows(plan: PipelinePlan) -> list[tuple[str, ...]]:
+def rank_rows(plan: PipelinePlan) -> list[Row]:
     """Rank, card, milliseconds of work, share without, peak, share of the limit."""
     p = pipeline_of(plan)
-    return [
+    found: list[Row] = [
         (
             str(r),
             str(plan.devices[r]),
@@ -66,11 +67,14 @@ def rank_rows(plan: PipelinePlan) -> list[tuple[str, ...]]:
         )
         for r in range(plan.ranks)
     ]
+    return found
 
 
-def rival_rows(plan: PipelinePlan, count: int = 8) -> list[tuple[str, ...]]:
+def rival_rows(plan: PipelinePlan, count: int = 8) -> list[Row]:
     """The fastest others, each schedule once for each split; the plan itself first."""
-    found = [("this plan", plan.schedule, f"{plan.seconds * 1e3:.4g}", f"{plan.bubble:.1%}", size(max(plan.peaks)), "")]
+    found: list[Row] = [
+        ("this plan", plan.schedule, f"{plan.seconds * 1e3:.4g}", f"{plan.bubble:.1%}", size(max(plan.peaks)), "")
+    ]
     seen = set()
     for r in plan.rivals:
         if (r.split, r.schedule) in seen or len(found) > count:
@@ -130,7 +134,7 @@ def text(plan: PipelinePlan) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(names: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
+def _table(names: Row, cells: list[Row]) -> str:
     widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in [names, *cells]]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])

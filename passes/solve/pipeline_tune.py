@@ -46,6 +46,8 @@ class Task:
     """Stages a rank, of schedules that take any number."""
     machines: tuple[int, ...] = ()
     """Where each rank is; empty: all apart."""
+    slow: tuple[float, ...] = ()
+    """What each rank takes, as a multiple of the line's seconds; empty: all are alike."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class Candidate:
 def candidate(
     task: Task, split: str, schedule: str, cuts: Sequence[int], home: Sequence[int], orders: Sequence[Order]
 ) -> Candidate:
-    p = pipeline(task.line, cuts, home, task.microbatches, task.limit, [task.again] * (len(cuts) - 1), task.machines)
+    p = pipeline(
+        task.line, cuts, home, task.microbatches, task.limit, [task.again] * (len(cuts) - 1), task.machines, task.slow
+    )
     return Candidate(split, schedule, tuple(cuts), p, tuple(orders), simulate(p, orders))
 
 
@@ -220,7 +224,16 @@ def shift(task: Task, c: Candidate, evaluations: int, rng: random.Random) -> Can
     orders = [code.encode(o) for o in c.orders]
 
     def judge(places: Sequence[int]) -> float:
-        p = pipeline(task.line, [int(at[x]) for x in places], home, task.microbatches, task.limit, again, task.machines)
+        p = pipeline(
+            task.line,
+            [int(at[x]) for x in places],
+            home,
+            task.microbatches,
+            task.limit,
+            again,
+            task.machines,
+            task.slow,
+        )
         code.cost(p)
         over = excess(p, [code.peak(r, o) for r, o in enumerate(orders)])
         return code.run(orders)[0] * (1 + 10 * over)

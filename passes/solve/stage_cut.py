@@ -85,16 +85,21 @@ def pipeline(
     limit: float = NEVER,
     again: Sequence[bool] = (),
     machines: Sequence[int] = (),
+    slow: Sequence[float] = (),
 ) -> Pipeline:
     """The pieces of a line as a pipeline; ``again``: which pieces compute their forward again for the backward.
 
-    ``machines``: where each rank is; without it all are far from each other.  Ranks that own two pieces with the same
+    ``machines``: where each rank is; without it all are far from each other.  ``slow``: what each rank takes, as a
+    multiple of the line's seconds.  Ranks that own two pieces with the same
     shared parameter hold it once.
     """
     pieces = list(pairwise(cuts))
     ranks = max(home) + 1
     redo = list(again) or [False] * len(pieces)
-    f, i, w = ([float(a[h] - a[b]) for b, h in pieces] for a in (line.forward, line.dgrad, line.wgrad))
+    times = [slow[r] if slow else 1.0 for r in home]
+    f, i, w = (
+        [float(a[h] - a[b]) * t for (b, h), t in zip(pieces, times)] for a in (line.forward, line.dgrad, line.wgrad)
+    )
     whole = [line.held(b, h) for b, h in pieces]
     static = []
     for rank in range(ranks):
@@ -227,8 +232,8 @@ def folded(
         return None
     most = longest * total[-1] / (2 * ranks)
     low, high = total[-1] / ranks, total[-1]
-    best = None
-    while high - low > tolerance * low:
+    best = _fold(total, ranks, high, most)
+    while best is not None and high - low > tolerance * low:
         middle = (low + high) / 2
         found = _fold(total, ranks, middle, most)
         if found is None:
