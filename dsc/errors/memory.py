@@ -31,3 +31,17 @@ class BadPlan(DscError):
 
     def __str__(self) -> str:
         return f"The plan in {self.where} cannot be used: {self.reason}; delete it to plan anew."
+
+
+@dataclass(eq=False, repr=False)
+class OffloadFailed(DscError):
+    """A saved value could not be moved away, or back."""
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"Offloading failed for {self.what}: {self.reason}; "
+            "free space there, name another folder, or leave offload out."
+        )
