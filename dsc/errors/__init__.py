@@ -31,6 +31,7 @@ from dsc.errors.looking import Unsaveable as Unsaveable
 from dsc.errors.looking import Untraceable as Untraceable
 from dsc.errors.memory import BadPlan as BadPlan
 from dsc.errors.memory import InfeasibleBudget as InfeasibleBudget
+from dsc.errors.memory import OffloadFailed as OffloadFailed
 from dsc.errors.options import BadOption as BadOption
 from dsc.errors.options import BadPassOrder as BadPassOrder
 from dsc.errors.options import BadPlugin as BadPlugin
