@@ -41,6 +41,7 @@ RATES: Mapping[torch.dtype, tuple[str, ...]] = {
 """Dtype of the operands -> rows of ``Target.peak``, the first that the target has."""
 
 _PRODUCTS = frozenset("mm addmm bmm baddbmm linear matmul _scaled_mm _grouped_mm _scaled_grouped_mm".split())
+_COPIES = frozenset(f"dsc.{name}.default" for name in ("offload", "offloaded", "fetch", "fetched"))
 _GATHERS = frozenset("embedding index_select gather index".split())
 
 
@@ -192,6 +193,8 @@ def read_outside(node: Node, inside: set[Node]) -> bool:
 
 
 def _moves_nothing(node: Node) -> bool:
+    if ops.name_of(node) in _COPIES:
+        return True  # beside the computation: see dsc.tiers
     return ops.info(node).kind in ("view", "item") or not _results(node)
 
 

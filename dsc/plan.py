@@ -19,7 +19,7 @@ from dsc import text
 from dsc.errors import BadPlan
 from dsc.notes import Keep
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class MemoryPlan:
     """Calls that the backward runs, in order; a forward one in it runs again."""
     decisions: tuple[Decision, ...]
     """Of all values of the forward that the backward reads, the largest first."""
+    tier: str = ""
+    """Where values are moved, if any are."""
+    away: tuple[tuple[str, str, int], ...] = ()
+    """Each of them: its name, the call of the forward after which it is out, the place in the script at which it returns."""
 
     @property
     def extra(self) -> float:
@@ -103,6 +107,6 @@ def add(path: Path, key: str, plan: MemoryPlan) -> None:
 
 def _plan(data: Mapping[str, Any]) -> MemoryPlan:
     decisions = tuple(Decision(**d) for d in data["decisions"])
-    return MemoryPlan(
-        **{**data, "saved": tuple(data["saved"]), "script": tuple(data["script"]), "decisions": decisions}
-    )
+    tuples = {key: tuple(data[key]) for key in ("saved", "script")}
+    away = tuple((str(name), str(lands), int(fetched)) for name, lands, fetched in data["away"])
+    return MemoryPlan(**{**data, **tuples, "decisions": decisions, "away": away})

@@ -9,14 +9,17 @@ from typing import ClassVar, Literal
 from torch.fx import GraphModule
 
 from dsc import plan as plans
+from dsc import tiers
 from dsc.errors import BadPlan, InfeasibleBudget, size
 from dsc.manager import Pass, Remark, Report
 from dsc.notes import Keep
 from dsc.passes.memory_apply import rebuilt
+from dsc.passes.memory_offload import Away, leave_notes
 from dsc.passes.memory_plan import Program, Search
 from dsc.passes.memory_problem import Extracted, extract
 from dsc.plan import Decision, MemoryPlan
 from dsc.target import Target
+from dsc.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Memory(Pass):
     4. Never run again: collectives, calls with effects, operators of other libraries, sums whose order CUDA leaves open,
        and what reads an input that the graph writes.  Random calls run again from the state that their generator had.
     5. Checkpoint tags bind: what a region makes inside is not saved, what a policy must save is.
-    6. ``file``: a plan for this very graph that lies there is applied unchanged; else the new one is put there.
+    6. With ``offload``, saved values may leave the device's memory after the forward's last use of them, on a stream of
+       their own, and come back just before the backward reads them: large ones without holes, the first made first.
+    7. ``file``: a plan for this very graph that lies there is applied unchanged; else the new one is put there.
 
     Raises:
         InfeasibleBudget: no plan was found that fits, with the smallest peak that was.
@@ -46,12 +51,15 @@ class Memory(Pass):
     file: str | None = None
     fused: bool = True
     """Whether kernels will be fused; else every call runs on ATen."""
+    offload: str | None = None
+    """Where saved values may be moved for a while: ``cpu``, or ``nvme:FOLDER``."""
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         key = plans.fingerprint(gm)
         found = extract(gm, target, self.fused)
         known = plans.read(Path(self.file)).get(key) if self.file else None
-        plan = known or find(gm, found, target, self.budget, self.held, self.fused)
+        tier = tiers.parse(self.offload) if self.offload else None
+        plan = known or find(gm, found, target, self.budget, self.held, self.fused, tier)
         apply(gm, found, plan)
         if self.file and known is None:
             plans.add(Path(self.file), key, plan)
@@ -59,10 +67,16 @@ class Memory(Pass):
 
 
 def find(
-    gm: GraphModule, found: Extracted, target: Target, budget: int, held: int = 0, fused: bool = True
+    gm: GraphModule,
+    found: Extracted,
+    target: Target,
+    budget: int,
+    held: int = 0,
+    fused: bool = True,
+    tier: Tier | None = None,
 ) -> MemoryPlan:
     """The fastest plan within the budget."""
-    search = Search(gm, found, target, fused)
+    search = Search(gm, found, target, fused, tier)
     program = search.within(budget - held)
     if program is None:
         raise infeasible(search, search.least(), budget, held)
@@ -84,18 +98,22 @@ def described(search: Search, program: Program, budget: int, held: int) -> Memor
         tuple(found.values[v].name for v in program.schedule.saved),
         tuple(found.nodes[o].name for o in program.schedule.script),
         tuple(decisions(found, program)),
+        str(search.tier) if program.away else "",
+        tuple((a.name, a.lands, a.fetched) for a in program.away),
     )
 
 
 def decisions(found: Extracted, program: Program) -> list[Decision]:
     """What becomes of the values that the backward reads, the largest first."""
     problem, saved = found.problem, set(program.schedule.saved)
+    away = {a.name for a in program.away}
     out = []
     for v in sorted({v for op in problem.ops if not op.forward for v, _ in op.reads} | saved):
         maker = problem.values[v].maker
         if maker >= 0 and problem.ops[maker].forward:
-            keep: Keep = "save" if v in saved else "recompute"
-            out.append(Decision(found.values[v].name, problem.values[v].nbytes, keep))
+            name = found.values[v].name
+            keep: Keep = "recompute" if v not in saved else "offload" if name in away else "save"
+            out.append(Decision(name, problem.values[v].nbytes, keep))
     return sorted(out, key=lambda d: -d.nbytes)
 
 
@@ -111,6 +129,9 @@ def apply(gm: GraphModule, found: Extracted, plan: MemoryPlan) -> None:
         raise BadPlan("this graph", f"it has no node {lost[0]!r}")
     new = rebuilt(gm, found, [values[n] for n in plan.saved], [calls[n] for n in plan.script])
     gm.graph = new.graph
+    ahead = {n.name: n for n in gm.graph.nodes}
+    for name, lands, fetched in plan.away:
+        leave_notes(ahead[name], Away(name, lands, fetched), tiers.parse(plan.tier, "memory_plan"))
 
 
 def infeasible(search: Search, least: Program, budget: int, held: int) -> InfeasibleBudget:
@@ -137,7 +158,7 @@ def remarks(plan: MemoryPlan, count: int = 10) -> tuple[Remark, ...]:
     verdicts = {
         "save": "saved",
         "recompute": "computed again",
-        "offload": "moved to the host",
+        "offload": "moved away and back",
         "compress": "compressed",
     }
     lines = [Remark(d.name, "did", f"{size(d.nbytes)} {verdicts[d.keep]}") for d in plan.decisions[:count]]
@@ -150,4 +171,5 @@ def numbers(plan: MemoryPlan) -> tuple[tuple[str, float], ...]:
         ("default peak", float(plan.default_peak)),
         ("planned seconds", plan.seconds),
         ("default seconds", plan.default_seconds),
+        ("bytes away", float(sum(d.nbytes for d in plan.decisions if d.keep == "offload"))),
     )

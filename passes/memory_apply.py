@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from dsc import ops
 from dsc.notes import Keep, notes, set_notes
 from dsc.passes.memory_again import call_again, device_of, draw_again, is_dropped, redrawn, state_before, state_value
+from dsc.passes.memory_offload import PLACE
 from dsc.passes.memory_problem import Extracted, makes
 from dsc.torch_shim import lazy_graph_module
 
@@ -27,8 +28,8 @@ def rebuilt(gm: GraphModule, found: Extracted, saved: Sequence[Node], script: Se
     builder = _Builder(gm, found, saved, script)
     builder.forward()
     builder.mark()
-    for node, whole in zip(script, wholes(script)):
-        builder.run(node, whole)
+    for place, (node, whole) in enumerate(zip(script, wholes(script))):
+        builder.run(node, place, whole)
     builder.finish()
     return GraphModule(gm, builder.graph)
 
@@ -41,8 +42,8 @@ def halves(
     For a look at a plan: far cheaper than to rebuild and split, and the same in what matters to time and memory.
     """
     back = _Builder(gm, found, saved, script, apart=True)
-    for node, whole in zip(script, wholes(script)):
-        back.run(node, whole)
+    for place, (node, whole) in enumerate(zip(script, wholes(script))):
+        back.run(node, place, whole)
     results = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
     back.graph.output(tuple(back.result(r) if isinstance(r, Node) else r for r in results[found.results :]))
     crossing = [n for n in back.inputs if back.is_forward(n)]
@@ -98,6 +99,7 @@ class _Builder:
         self.graph = Graph()
         self.inputs: dict[Node, Node] = {}
         """Apart: nodes of the joint graph -> inputs of the backward."""
+        self.place = -1
         self.ahead: dict[Node, Node] = {}
         """Old node -> new one, as the forward knows it."""
         self.now: dict[Node, Node] = {}
@@ -124,6 +126,8 @@ class _Builder:
             new.meta.pop(key, None)
         if again:
             new.meta["partitioner_tag"] = "is_backward"
+        if self.place >= 0:
+            new.meta[PLACE] = self.place
         return new
 
     def mark(self) -> None:
@@ -133,9 +137,9 @@ class _Builder:
         for n in again - self.kept:
             _note(self.ahead[n], "recompute")
 
-    def run(self, n: Node, whole: bool = False) -> None:
+    def run(self, n: Node, place: int, whole: bool) -> None:
         """``whole``: of a dropout, that its result will be wanted, not its mask alone."""
-        again, self.whole = self.is_forward(n), whole
+        again, self.whole, self.place = self.is_forward(n), whole, place
         new = self.repeated(n) if again else self.copy(n, self.operand)
         if again:
             _note(new, None)

@@ -10,10 +10,12 @@ from torch.fx import GraphModule
 
 from dsc import cost, liveness
 from dsc.liveness import Profile
+from dsc.passes import memory_offload
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory_apply import halves
 from dsc.passes.memory_measure import measure
+from dsc.passes.memory_offload import Away
 from dsc.passes.memory_problem import Extracted
 from dsc.passes.solve import blocks, chain, rotor, schedule
 from dsc.passes.solve.activations import Problem, Stretch, simulate
@@ -22,6 +24,7 @@ from dsc.passes.solve.chain import Chain
 from dsc.passes.solve.rotor import Move, Table
 from dsc.passes.solve.schedule import Schedule
 from dsc.target import Target
+from dsc.tiers import Tier
 
 SLOTS = 500
 """Amounts of memory that the table of the chain tells apart."""
@@ -31,6 +34,10 @@ SLACK = 0.02
 """By how much the simulator may think a plan slower or larger than the program is."""
 ATTEMPTS = 8
 """Plans of the chain that are simulated for one budget."""
+WIDER = (1.1, 1.25, 1.45, 1.7)
+"""Budgets, as multiples of the given one, that plans are made for from which values are then moved away."""
+AIMS = 3
+"""How often less is aimed at because the program needs more than was foreseen."""
 RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
 """Programs that are made for one budget; fewer from so many operators on."""
 PRICES = tuple(float(p) for p in np.geomspace(1e-14, 1e-10, 16))
@@ -47,6 +54,8 @@ class Program:
     schedule: Schedule
     profile: Profile
     seconds: float
+    away: tuple[Away, ...] = ()
+    """Saved values that are not in the device's memory between forward and backward."""
 
     @property
     def peak(self) -> int:
@@ -72,6 +81,8 @@ class Search:
     target: Target
     fused: bool = True
     """Whether the programs will have kernels of ours."""
+    tier: Tier | None = None
+    """Where saved values may be moved."""
     chain: Chain = field(init=False)
     default: Program = field(init=False)
 
@@ -104,17 +115,24 @@ class Search:
 
     def run(self, origin: str, plan: Schedule) -> Program:
         """The program of a schedule: split, fused, with the bytes alive at each of its steps."""
-        if plan in self.runs:
-            return self.runs[plan]
+        if plan not in self.runs:
+            forward, backward, saved = self.build(plan)
+            seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
+            self.runs[plan] = Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
+        return self.runs[plan]
+
+    def build(self, plan: Schedule, away: tuple[Away, ...] = ()) -> tuple[GraphModule, GraphModule, dict[str, int]]:
+        """Forward, backward, and which result of the forward each input of the backward is that has been saved."""
         script = [self.found.nodes[o] for o in plan.script]
         kept = [self.found.values[v] for v in plan.saved]
         forward, backward, saved = halves(self.gm, self.found, kept, script)
+        if away and self.tier is not None:
+            renamed = memory_offload.install(forward, backward, away, self.tier, self.found.results)
+            saved = {renamed.get(name, name): place for name, place in saved.items()}
         for graph in (forward, backward):
             for p in (Canonicalize(), Fuse()) if self.fused else ():
                 p.run(graph, self.target)
-        seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
-        self.runs[plan] = Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
-        return self.runs[plan]
+        return forward, backward, saved
 
     # --- the chain -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +214,46 @@ class Search:
     # --- the portfolio ---------------------------------------------------------------------------------------------------
 
     def within(self, budget: int) -> Program | None:
-        """The fastest program found whose peak is at most ``budget`` bytes; None if there is none.
+        """The fastest program found whose peak is at most ``budget`` bytes; None if there is none."""
+        best = self.resident(budget)
+        for program in self.moving(budget) if self.tier is not None else ():
+            if best is None or program.seconds < best.seconds:
+                best = program
+        return best
+
+    def moving(self, budget: int) -> Iterator[Program]:
+        """Programs that recompute for a larger budget, and move away what does not fit then."""
+        bases = [self.resident(int(budget * wider)) for wider in WIDER if budget * wider < self.default.peak]
+        bases.append(self.default if self.default.peak > budget else None)
+        for base in sorted({p.schedule: p for p in bases if p is not None}.values(), key=lambda p: p.seconds):
+            if (program := self.moved(base, budget)) is not None:
+                yield program
+
+    def moved(self, base: Program, budget: int) -> Program | None:
+        """A program with so much of what it saves moved away that it fits."""
+        assert self.tier is not None
+        forward, backward, saved = self.build(base.schedule)
+        aim = budget
+        for _ in range(AIMS):
+            away = memory_offload.plan(forward, backward, saved, self.found.results, aim, self.target, self.tier)
+            if away is None:
+                return None
+            program = self.run_away(base, away)
+            if program.peak <= budget:
+                return program
+            aim -= int((program.peak - budget) * 1.05) + 1
+        return None
+
+    def run_away(self, base: Program, away: tuple[Away, ...]) -> Program:
+        assert self.tier is not None
+        forward, backward, saved = self.build(base.schedule, away)
+        seconds = memory_offload.elapsed(forward, backward, self.target, self.tier)
+        profile = liveness.profile_step(forward, backward, saved)
+        origin = base.origin if base.origin != "default" else "no"
+        return Program(f"{origin} recompute, {self.tier.kind} offload", base.schedule, profile, seconds, away)
+
+    def resident(self, budget: int) -> Program | None:
+        """The fastest program with nothing moved away.
 
         The simulator says which plans are worth a look; the programs of the most promising ones decide.
         """
@@ -296,7 +353,20 @@ class Search:
         for guess in self.proposals():
             if guess.origin == "checkpoint":
                 found.append(self.run(guess.origin, guess.plan))
-        return min(found, key=lambda p: (p.peak, p.seconds))
+        least = min(found, key=lambda p: (p.peak, p.seconds))
+        return least if self.tier is None else self.least_moved(least)
+
+    def least_moved(self, base: Program) -> Program:
+        """The smallest peak that is left of a program if values move away."""
+        best, low, high = base, self.found.problem.fixed, base.peak
+        for _ in range(AIMS * 2):
+            middle = (low + high) // 2
+            program = self.moved(base, middle)
+            if program is None:
+                low = middle
+            else:
+                best, high = program, min(program.peak, middle)
+        return best
 
 
 def _simulated(problem: Problem, plan: Schedule) -> tuple[int, float]:
