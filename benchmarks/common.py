@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,12 @@ def interleave(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
             runs[name]()
             out[name].append(time.perf_counter() - start)
     return out
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the children that it has waited for: what other work on the machine disturbs least."""
+    used = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def ratios(mine: Sequence[float], theirs: Sequence[float]) -> float:
