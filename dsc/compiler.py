@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import time
 import warnings
@@ -15,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from dsc import defaults, errors, kernels, live, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
+from dsc.notes import notes
 from dsc.options import Options
 from dsc.partition import partition
 from dsc.program import Program
@@ -97,7 +99,15 @@ def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[Gra
     forward, backward = live.split(joint, partition, inputs, **kwargs)
     complete(forward)
     complete(backward)
+    if any(notes(n).keep == "offload" for n in forward.graph.nodes):
+        move_saved(forward, backward, kwargs["num_fwd_outputs"])
     return forward, backward
+
+
+def move_saved(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """Put in the copies of saved values that the memory pass has noted.  What runs them is imported for them alone."""
+    importlib.import_module("dsc.runtime.offload")
+    importlib.import_module("dsc.passes.memory_offload").install_noted(forward, backward, results)
 
 
 def plan_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:

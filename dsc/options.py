@@ -67,6 +67,12 @@ class Options:
     memory_held: int | str = 0
     """What else occupies the target's memory, in the same forms, such as the optimizer's state."""
 
+    offload: str | None = None
+    """Where saved values may be moved while the device does not need them: ``cpu``, or ``nvme:FOLDER``.
+
+    For a ``memory_budget``; None: they are kept or computed again.
+    """
+
     memory_plan: str | None = None
     """A file with the plans for a budget: those that it has are applied unchanged, new ones are added."""
 
@@ -121,6 +127,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "DSC_PASSES": "passes",
     "DSC_TRACE": "trace",
     "DSC_MEMORY_BUDGET": "memory_budget",
+    "DSC_OFFLOAD": "offload",
 }
 SWITCHES = ("verify", "cache")
 SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}

@@ -56,7 +56,8 @@ def asked(
     if options.memory_budget is not None:
         held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
         limit = budget.bytes_of(options.memory_budget, target)
-        joint = budgeted(joint, Memory(limit, held, options.memory_plan, options.emit != "aten"))
+        fused = options.emit != "aten"
+        joint = budgeted(joint, Memory(limit, held, options.memory_plan, fused, options.offload))
     if options.sparsity is not None:
         joint = sparse(joint, options.sparsity, state)
         warn_of_stale_masks(joint)

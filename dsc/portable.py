@@ -5,6 +5,7 @@ Operators are kept by name.  Bytes are unpickled: read only what came from a pla
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 from typing import Any
@@ -18,6 +19,10 @@ from dsc.torch_shim import FakeTensor, HigherOrderOperator, OpOverload, higher_o
 
 CONSTANTS = 1 << 20
 """Bytes of constants up to which a program is worth keeping."""
+
+
+MOVES = ("offload", "offloaded", "fetch", "fetched")
+"""Operators of plans for memory, which are registered where they are first wanted."""
 
 
 class NotPortable(Exception):
@@ -66,5 +71,9 @@ class _Pickler(pickle.Pickler):
 
 def operator_named(namespace: str, packet: str, overload: str) -> OpOverload:
     """``aten``, ``add``, ``Tensor`` -> ``torch.ops.aten.add.Tensor``."""
+    if namespace == "dsc" and packet in MOVES:
+        importlib.import_module("dsc.runtime.offload")
+    if namespace == "dsc" and packet.endswith("rng_state"):
+        importlib.import_module("dsc.replay")
     found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     return found

@@ -13,7 +13,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.precision.plan dsc.precision.emulate",
     "dsc.precision.request dsc.precision.ops",
     "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.traps dsc.repair dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.replay",
-    "dsc.packed",
+    "dsc.packed dsc.tiers",
     "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
     "dsc.program dsc.steps dsc.retarget",
     "dsc.verify dsc.liveness dsc.partition dsc.plan dsc.budget",
