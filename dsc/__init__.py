@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dsc import sparsity as sparsity
     from dsc.artifact import load as load
     from dsc.debug.tracing import trace as trace
     from dsc.distributed.cluster import Cluster as Cluster
@@ -51,11 +52,16 @@ _HOMES = {
 }
 
 
+_MODULES = ("sparsity",)
+
+
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"dsc.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_MODULES])

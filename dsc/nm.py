@@ -26,6 +26,10 @@ for _schema in (
 STATS = ("flips", "all_flips", "refreshes", "kept", "magnitude", "kept_magnitude")
 """What ``nm_stats`` counts of one layer, in its order: of the last mask, but ``all_flips`` and ``refreshes``."""
 
+FORM = ("n", "m", "transposable", "refresh", "importance")
+"""What a state keeps of how a layer's masks are made, as whole numbers; importance is a place in IMPORTANCES."""
+IMPORTANCES = ("magnitude", "wanda", "fisher", "taylor", "hessian")
+
 DENSE_ROWS = 0.9
 """Share of rows that are not skipped from which on a product of all rows is the faster one."""
 
@@ -49,6 +53,16 @@ def nm_mask(score: Tensor, keep: Tensor, m: int, transposable: bool) -> Tensor:
                 rank += (other >= own) if j < i else (other > own)
         torch.lt(rank, keep, out=out[..., i])
     return out.view(rows, columns)
+
+
+def nm_score(weight: Tensor, scale: Tensor | None, importance: str) -> Tensor:
+    """What masks compare: [N, K], not negative.  ``scale``: squares of inputs [K], or statistics of gradients [N, K]."""
+    size = weight.abs()
+    if importance == "magnitude" or scale is None:
+        return size
+    if importance == "wanda":
+        return size * scale.sqrt()
+    return size * scale.abs() if importance == "taylor" else size * size * scale.clamp_min(0)
 
 
 def tile_mask(score: Tensor) -> Tensor:

@@ -40,12 +40,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """``x`` [B, T, width], ``mask`` [B, 1, 1, T] bool, true where a key is real -> [B, T, width]."""
-        batch, length, width = x.shape
-        shape = (batch, length, self.heads, width // self.heads)
+        batch, length, _ = x.shape
+        shape = (batch, length, self.heads, -1)
         q, k, v = (project(x).view(shape).transpose(1, 2) for project in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        projected: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        projected: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, -1))
         return projected
 
 

@@ -40,11 +40,11 @@ class Block(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
-        batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         y = F.scaled_dot_product_attention(q, k, v)
-        projected: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        projected: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, -1))
         return projected
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from dsc.passes import sparsify_kernels
 from dsc.passes.canonicalize import Rewriter
 from dsc.passes.linears import PRODUCTS, Linear
 from dsc.passes.sparsify_cost import Times
+from dsc.runtime.state import State
 from dsc.target import Target
 from dsc.torch_shim import detect_fake_mode, unset_fake_temporarily
 
@@ -30,6 +31,11 @@ SMOOTH = 0.95
 def entry(layer: str, name: str) -> str:
     """The state's name of what a layer keeps there."""
     return f"sparsity.{layer}.{name}"
+
+
+def form(p: Sparsify) -> list[int]:
+    """What the state says of a layer's masks, for those who have no graph: see ``nm.FORM``."""
+    return [*p.nm, int(p.transposable), p.refresh, nm.IMPORTANCES.index(p.importance)]
 
 
 def apply(gm: GraphModule, p: Sparsify, chosen: Sequence[tuple[Linear, Times]], target: Target) -> float:
@@ -143,6 +149,7 @@ class _Layer:
         keep = self.read("keep", first, lambda: torch.tensor(n))
         keep = self.rw.call(first, torch.ops.dsc.nm_keep.default, keep, self.shared.step, self.shared.dense_from, m)
         training = self.x.gradient is not None
+        self.p.state.put(entry(self.x.layer, "form"), lambda: torch.tensor(form(p)))
         if not training and p.refresh > 1:
             return old, keep
         score = self.score(first, shape)

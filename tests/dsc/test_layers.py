@@ -21,7 +21,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",
     "dsc.defaults",
-    "dsc.passlist dsc.link dsc.watch",
+    "dsc.passlist dsc.link dsc.watch dsc.sparsity",
     "dsc.compiler dsc.portable",
     "dsc.warm dsc.artifact",
     "dsc.debug dsc.distributed",
