@@ -72,7 +72,7 @@ def make(
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
     """
-    state = State() if options.state is None else options.state
+    state = state_of(options)
     joint, graph = defaults.JOINT, defaults.GRAPH
     if not defaults.suffice(options):
         from dsc import passlist  # all passes that there are
@@ -84,6 +84,15 @@ def make(
     for w in watchers:
         w.begins(options, target)
     return compiler
+
+
+def state_of(options: Options) -> State:
+    """What lives between steps: given, the controller's, or new."""
+    if options.controller is None:
+        return State() if options.state is None else options.state
+    if options.state is not None:
+        options.controller.state = options.state
+    return options.controller.state
 
 
 def warn_of_nothing_sparse(report: Report) -> None:

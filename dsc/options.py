@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from dsc.errors import BadOption, UnknownOption
 from dsc.precision import request
+from dsc.precision.controller import PrecisionController
 from dsc.precision.formats import DEFAULT_RECIPE
 from dsc.runtime.state import State
 
@@ -87,6 +88,9 @@ class Options:
 
     error_budget: float = request.DEFAULT_BUDGET
     """For ``precision="auto"``: the most that rounding may change the gradient, relative to its norm."""
+
+    controller: PrecisionController | None = None
+    """Changes formats while the model trains, without compiling again; None leaves them as they are planned."""
 
     precision_plan: str | None = None
     """A file with the plan of ``precision="auto"``: one that is there is applied unchanged, a new one is put there."""
@@ -170,6 +174,9 @@ def checked(name: str, value: object, shown: str) -> object:
             raise BadOption(shown, value, "a function of one argument, or None")
     elif name == "passes" and isinstance(value, (list, tuple)):
         value = tuple(value)
+    elif name == "controller":
+        if value is not None and not isinstance(value, PrecisionController):
+            raise BadOption(shown, value, "a dsc.PrecisionController, or None")
     elif name in CHECKS:
         value = CHECKS[name](value)
     elif name == "state":

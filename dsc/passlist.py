@@ -149,8 +149,13 @@ def precision(options: Options, sample: Sequence[object] | None) -> Precision:
     """The pass that the options on formats describe."""
     asked, given = options.precision, tuple(sample) if sample is not None else None
     if isinstance(asked, str):
-        return Precision(asked, options.recipe, options.error_budget, options.precision_plan, sample=given)
-    return Precision(recipe=options.recipe, budget=options.error_budget, given=asked, sample=given)
+        return Precision(
+            asked, options.recipe, options.error_budget, options.precision_plan,
+            sample=given, controller=options.controller,
+        )  # fmt: skip
+    return Precision(
+        recipe=options.recipe, budget=options.error_budget, given=asked, sample=given, controller=options.controller
+    )
 
 
 def warn_of_stale_masks(joint: Sequence[Pass]) -> None:

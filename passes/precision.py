@@ -14,13 +14,16 @@ from dsc.errors import BadCalibration, BadPrecisionPlan, NoSuchLayer, NotOnTarge
 from dsc.manager import Pass, Remark, Report
 from dsc.passes.precision_apply import apply
 from dsc.passes.precision_calibrate import calibrate, plan
+from dsc.passes.precision_control import apply_switched
 from dsc.passes.precision_measure import Measured
 from dsc.passes.precision_sites import Site, extract
 from dsc.passes.precision_time import available, planned_for, refusal, seconds
 from dsc.precision import plan as plans
+from dsc.precision.controller import PrecisionController
 from dsc.precision.formats import DEFAULT_RECIPE, FORMATS, Format
 from dsc.precision.plan import PrecisionPlan
 from dsc.precision.request import DEFAULT_BUDGET, Request, matches, parse
+from dsc.runtime.state import State
 from dsc.target import Target
 
 INSTEAD: Mapping[str, str] = {"fp8": "int8 or bf16", "int8": "bf16", "tf32": "fp32", "bf16": "fp32", "fp16": "fp32"}
@@ -38,7 +41,9 @@ class Precision(Pass):
        are shared between products, 8-bit ones are saved for the backward in place of what they round.
     4. It must not fire: a product that is in the format already, of another dtype, of batches in 8 bits, or whose shape
        makes 8 bits slower on the target; with one format for all in 8 bits, the layer that feeds the loss.
-    5. Softmax, norms, losses, reductions, attention kernels, convolutions and the optimizer stay as they are.
+    5. With a ``controller`` every product that can change its format looks it up when it runs, in the state, and reports
+       what it saw there; operands are not shared then.
+    6. Softmax, norms, losses, reductions, attention kernels, convolutions and the optimizer stay as they are.
 
     Raises:
         NoSuchLayer, NotOnTarget, BadPrecisionPlan, BadCalibration, ErrorBudgetTooSmall: it cannot be done.
@@ -54,6 +59,7 @@ class Precision(Pass):
     file: str | None = None
     given: object = None
     sample: tuple[object, ...] | None = field(default=None, repr=False, compare=False)
+    controller: PrecisionController | None = field(default=None, repr=False, compare=False)
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         sites = extract(gm)
@@ -67,9 +73,17 @@ class Precision(Pass):
             formats, remarks = planned(known, sites, target)
         else:
             formats, remarks = asked(parse(self.given or self.format, self.recipe), sites, target)
-        apply(gm, sites, formats)
+        if self.controller is None:
+            apply(gm, sites, formats)
+        else:
+            apply_switched(gm, sites, formats, self.controller, known)
         did = [Remark(s.name, "did", why(s, formats[s.name], known)) for s in sites if s.name in formats]
         return Report(bool(formats), (*did, *remarks), numbers(sites, formats, target, known))
+
+    @property
+    def state(self) -> State | None:
+        """What graphs of this pass read and write between steps."""
+        return self.controller.state if self.controller is not None else None
 
     def known(self, sites: Sequence[Site]) -> PrecisionPlan | None:
         """A plan that was given, or lies in the file and is for these products."""

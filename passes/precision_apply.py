@@ -65,7 +65,7 @@ class Rewriter:
                 result = self.tf32(site)
             else:
                 result = self.cast(site, DTYPES[f.name])
-            set_notes(result, replace(notes(result), precision=f.name))
+            self.note(result, f.name)
             if ops.tensor(result).dtype != dtype:
                 result = self.call(site.node, aten._to_copy.default, result, dtype=dtype)
             if site.bias is not None:
@@ -115,6 +115,9 @@ class Rewriter:
         if (base, dtype) not in self.casts:
             self.casts[base, dtype] = self.behind(base, site.node, aten._to_copy.default, base, dtype=dtype)
         return self.casts[base, dtype]
+
+    def note(self, node: Node, format: str) -> None:
+        set_notes(node, replace(notes(node), precision=format))
 
     def items(self, made: Node, site: Node, count: int) -> list[Node]:
         out, at = [], made

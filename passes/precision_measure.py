@@ -6,6 +6,7 @@ that it rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +49,8 @@ class Measured:
             self._bind(inputs)
             self._run({}, self.values)
             self.gradient = self._gradients(self.values)
-        self.norm = norm(self.gradient)
-        if not self.gradient or not torch.isfinite(self.norm):
+            self.norm = float(norm(self.gradient))
+        if not math.isfinite(self.norm):
             raise BadCalibration("the gradient is not finite", "give a batch whose loss and gradient are finite")
         if self.norm == 0:
             raise BadCalibration("the gradient is zero", "give a batch that the model can learn from")
@@ -60,7 +61,7 @@ class Measured:
             changed: dict[Node, Any] = {}
             self._run(formats, changed)
             differences = [a.float() - b.float() for a, b in zip(self._gradients(changed), self.gradient)]
-        return float(norm(differences) / self.norm)
+            return float(norm(differences)) / self.norm
 
     def noise(self, site: Site, f: Format) -> float:
         """Relative change of one product's own result, on some of its rows."""
@@ -78,7 +79,7 @@ class Measured:
         """Norm of a product's result as a part of the gradient's."""
         with reality():
             value: Tensor = self.values[site.node]
-            return float(value.float().norm() / self.norm)
+            return float(value.float().norm()) / self.norm
 
     def _bind(self, inputs: Sequence[object]) -> None:
         places = self.gm.graph.find_nodes(op="placeholder")

@@ -59,6 +59,7 @@ from dsc.errors.sparsity import NothingSparse as NothingSparse
 from dsc.errors.sparsity import StaleMasks as StaleMasks
 from dsc.errors.sparsity import StrangeMask as StrangeMask
 from dsc.errors.precision import BadCalibration as BadCalibration
+from dsc.errors.precision import BadControl as BadControl
 from dsc.errors.precision import BadPrecision as BadPrecision
 from dsc.errors.precision import BadPrecisionPlan as BadPrecisionPlan
 from dsc.errors.precision import ErrorBudgetTooSmall as ErrorBudgetTooSmall

@@ -92,3 +92,14 @@ class BadPrecisionPlan(PrecisionError):
 
     def __str__(self) -> str:
         return f"The precision plan in {self.where} cannot be used: {self.reason}; delete it to calibrate anew."
+
+
+@dataclass(eq=False, repr=False)
+class BadControl(PrecisionError):
+    """Something that the controller of formats cannot do."""
+
+    reason: str
+    what_to_do: str
+
+    def __str__(self) -> str:
+        return f"The precision controller refuses: {self.reason}; {self.what_to_do}."

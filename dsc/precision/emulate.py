@@ -128,4 +128,3 @@ def round_tf32(x: Tensor) -> Tensor:
     bits = x.contiguous().view(torch.int32)
     rounded = ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isfinite(x), rounded, x)
-

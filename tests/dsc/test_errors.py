@@ -14,6 +14,10 @@ CASES = [
     (errors.UnknownOption("n", (), "pass 'fuse'"), "'n' is not an option of pass 'fuse'; there is none to choose."),
     (errors.BadOption("emit", "rust", "'cpp' or 'triton'"), "Option 'emit' cannot be 'rust'; give 'cpp' or 'triton'."),
     (errors.UnknownFormat("fp9", ("fp8", "bf16")), "'fp9' is not a format of matrix products; did you mean 'fp8'?"),
+    (
+        errors.BadControl("'back' is no role", "use 'backward'"),
+        "The precision controller refuses: 'back' is no role; use 'backward'.",
+    ),
     (errors.BadPrecision(3, "a format"), "Option 'precision' cannot be 3; give a format."),
     (
         errors.NoSuchLayer("*.attn", ("a.q", "b")),
