@@ -137,4 +137,4 @@ def text(plan: PipelinePlan) -> str:
 def _table(names: Row, cells: list[Row]) -> str:
     widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in [names, *cells]]
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths).rstrip(), *lines[1:]])
