@@ -70,7 +70,8 @@ def tile_mask(score: Tensor) -> Tensor:
     rows, columns = score.shape
     patterns = tile_patterns(score.device)
     tiles = score.reshape(rows // 4, 4, columns // 4, 4).transpose(1, 2).reshape(-1, 16)
-    best = (tiles.to(torch.promote_types(tiles.dtype, torch.float32)) @ patterns.T.to(tiles.dtype).float()).argmax(1)
+    wide = torch.promote_types(tiles.dtype, torch.float32)
+    best = (tiles.to(wide) @ patterns.T.to(wide)).argmax(1)
     found = patterns[best].reshape(rows // 4, columns // 4, 4, 4).transpose(1, 2)
     return found.reshape(rows, columns)
 
