@@ -175,8 +175,8 @@ def draw_again(graph: Graph, state: Node, device: torch.device, copy: Callable[[
 
 def state_before(graph: Graph, node: Node) -> Node:
     """A call that reads the state of the generator of a draw that follows."""
-    device = device_of(node)
-    new = graph.call_function(torch.ops.dsc.rng_state.default, (device,))
+    call = torch.ops.dsc.rng_state.default
+    new = graph.create_node("call_function", call, (device_of(node),), name=f"rng_state_{node.name}")
     new.meta = {"val": state_value(node), "partitioner_tag": "is_forward"}
     return new
 

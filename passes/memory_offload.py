@@ -151,7 +151,11 @@ def plan(
     seconds = [step_seconds(s, target) for s in (*first, *second)]
     line = [offload.Step(t, alive) for t, (_, alive) in zip(seconds, profile.timeline)]
     found = offload.choose(
-        line, len(first), items(forward, first, second, saved, results, profile.peak), budget, tier.bandwidth(target)
+        line,
+        len(first),
+        items(forward, first, second, saved, results, profile.peak, target.kind),
+        budget,
+        tier.bandwidth(target),
     )
     if found is None:
         return None
@@ -165,8 +169,9 @@ def items(
     saved: Mapping[str, int],
     results: int,
     peak: int,
+    kind: str,
 ) -> list[Item]:
-    """Saved values that may be moved: made by the forward, not returned by it, without holes, and large."""
+    """Saved values that may be moved: made by the forward on a ``kind`` of device, not returned by it, and large."""
     out = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
     held = {storage_of(n) for n in out[:results] if isinstance(n, Node)}
     born = {n: i for i, s in enumerate(first) for n in s.nodes}
@@ -181,17 +186,17 @@ def items(
         n = out[place]
         if not isinstance(n, Node) or storage_of(n) is not n or n in held or n not in born or name not in wanted:
             continue
-        if may_leave(n) and liveness.nbytes(n) >= peak * SMALLEST:
+        if may_leave(n) and ops.tensor(n).device.type == kind and liveness.nbytes(n) >= peak * SMALLEST:
             found.append(Item(name, liveness.nbytes(n), born[n], max(last.get(n, 0), born[n]), wanted[name]))
     return found
 
 
 def may_leave(n: Node) -> bool:
-    """Whether a value has known sizes, and memory without holes."""
+    """Whether a value has known sizes, and memory without holes; the state of a generator is no such value."""
     t = ops.value(n)
-    if not isinstance(t, torch.Tensor) or t.layout != torch.strided or t.numel() == 0:
+    if not isinstance(t, torch.Tensor) or t.layout != torch.strided or ops.name_of(n) == "dsc.rng_state.default":
         return False
-    if not all(isinstance(s, int) for s in (*t.shape, *t.stride())):
+    if not all(isinstance(s, int) for s in (*t.shape, *t.stride())) or t.numel() == 0:
         return False
     return liveness.nbytes(n) == t.numel() * t.element_size()
 
