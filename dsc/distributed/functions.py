@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from dsc import compiler
@@ -31,9 +32,9 @@ class Functions:
 
 
 def build(
-    gm: GraphModule, inputs: Sequence[torch.Tensor], weights: int, options: Options | None, split_backward: bool
+    gm: nn.Module, inputs: Sequence[torch.Tensor], weights: int, options: Options | None, split_backward: bool
 ) -> Functions:
-    """Functions of a graph whose placeholders are ``weights`` parameters, then buffers and activations.
+    """Functions of a graph, or a module, whose arguments are ``weights`` parameters, then buffers and activations.
 
     ``options`` of None runs the graphs node by node.  Traces on fake tensors: no memory, no time on the device.
 

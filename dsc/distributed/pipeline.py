@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from dsc import options as opt
-from dsc.distributed import assemble, checkpoint, forward, monitor, rebalance, reduce
+from dsc.distributed import assemble, checkpoint, forward, monitor, rebalance, reduce, tensor
 from dsc.distributed.monitor import Monitor, Report
 from dsc.distributed.place import Place, place
 from dsc.distributed.plan import PipelinePlan, dump, parse
@@ -49,6 +49,7 @@ class Setup:
     options: Options | None
     device: torch.device
     replicas: reduce.Replicas
+    shards: Mapping[str, int]
 
 
 @dataclass
@@ -295,6 +296,7 @@ def pipeline(
     compiled: bool = True,
     mesh: DeviceMesh | None = None,
     replicas: str | reduce.Replicas = "ddp",
+    shards: Mapping[str, int] | None = None,
     device: torch.device | str | None = None,
     timeout: float = 600.0,
 ) -> Pipeline:
@@ -311,6 +313,8 @@ def pipeline(
         compiled: False runs the graphs of the stages node by node.
         mesh: of all processes, with a dimension ``pp``, and ``dp`` or ``tp`` where there are replicas or tensor parallelism.
         replicas: what the ``dp`` dimension does: ``ddp``, ``fsdp``, or a ``dsc.distributed.reduce.Replicas``.
+        shards: patterns of names of parameters, such as ``"*.q.weight"`` -> the dimension along which the ``tp`` dimension
+            of the mesh shards them; what else is to be sharded follows from DTensor's rules.
         device: where the stages run; by default the GPU of this process, or the CPU where there is none.
         timeout: seconds after which a silent process counts as dead, if the process group is made here.
 
@@ -331,7 +335,7 @@ def pipeline(
     values: dict[str, Tensor] = dict((*model.named_parameters(), *model.named_buffers()))
     unsaved = {name: t for name, t in values.items() if name not in names}
     scaled_loss = scaled(loss or default_loss, plan.microbatches, reduction)
-    setup = Setup(traced, names, unsaved, scaled_loss, chosen, where, wanted)
+    setup = Setup(traced, names, unsaved, scaled_loss, chosen, where, wanted, dict(shards or {}))
     return build(plan, at, setup, values)
 
 
@@ -340,6 +344,7 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
     traced, device = setup.traced, setup.device
     carry = assemble.differentiable(traced)
     watch = Monitor(device)
+    wide = at.dimension("tp")
     modules: dict[int, StageModule] = {}
     engine = []
     own: dict[str, Tensor] = {}
@@ -347,14 +352,17 @@ def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tens
     for s in plan.stages_of(at.rank):
         parts = assemble.assemble(traced, s)
         for name in (*parts.weights, *parts.held):
-            own.setdefault(name, _own(values.get(name, traced.constants.get(name)), device))
+            if name not in own:
+                own[name] = _own(values.get(name, traced.constants.get(name)), device)
+                if wide is not None:
+                    own[name] = tensor.spread(name, own[name], setup.shards, wide)
         borrowed = [name for name in parts.weights if any(name in m.trained for m in modules.values())]
         aliases = {name: nn.Parameter(own[name].detach()) for name in borrowed}
         module = StageModule(parts, {**own, **aliases}, setup.names.keys(), borrowed)
         arriving, leaving = (assemble.example(traced, names, carry, device) for names in (s.receives, s.sends))
         given = assemble.example(traced, s.inputs, carry, device)
         splits = any(stage == s.index and kind == "I" for stage, kind, _ in plan.orders[at.rank])
-        module.compile([*arriving, *given], setup.options, splits)
+        module.compile([*arriving, *given], setup.options, splits, wide)
         setup.replicas.wrap(
             s.index, module, at
         )  # behind: the functions see whole parameters, sharded ones are gathered

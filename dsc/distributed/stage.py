@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
+from dsc.distributed import tensor
 from dsc.distributed.assemble import Parts
 from dsc.distributed.functions import Functions, build
 from dsc.options import Options
@@ -58,19 +60,24 @@ class StageModule(nn.Module):
         self._inner, self._outer = without_relays(parts.graph, len(self._places))
         self.functions: Functions | None = None
 
-    def compile(self, inputs: Sequence[Tensor], options: Options | None, split_backward: bool) -> None:
-        """Make the functions; ``inputs`` are examples of the stage's inputs, real or fake."""
-        given = [*(t.detach().requires_grad_(t.requires_grad) for t in self._held()), *inputs]
-        self.functions = build(self._inner, given, self._weights, options, split_backward)
+    def compile(
+        self, inputs: Sequence[Tensor], options: Options | None, split_backward: bool, mesh: DeviceMesh | None = None
+    ) -> None:
+        """Make the functions; ``inputs`` are examples of the stage's inputs; ``mesh`` is that of tensor parallelism."""
+        held = self._held()
+        graph = self._inner if mesh is None else tensor.Spread(self._inner, held, mesh)
+        given = [*(tensor.local(t).detach().requires_grad_(t.requires_grad) for t in held), *inputs]
+        self.functions = build(graph, given, self._weights, options, split_backward)
 
     def forward(self, *inputs: Tensor, **given: Tensor) -> Tensor | tuple[Tensor, ...]:
         """``inputs`` from the stage before, or of the first stage the model's; ``given`` are inputs of the model."""
         assert self.functions is not None
         edges = [edge(x) for x in (*inputs, *(given[name] for name in self._given))]
+        held = [tensor.local(t) for t in self._held()]
         if self._recompute and torch.is_grad_enabled():
-            found = checkpoint(self.functions.forward, *self._held(), *edges, use_reentrant=False)
+            found = checkpoint(self.functions.forward, *held, *edges, use_reentrant=False)
         else:
-            found = self.functions.forward(*self._held(), *edges)
+            found = self.functions.forward(*held, *edges)
         out = tuple(edge(found[i] if inner else edges[i]) for inner, i in self._outer)
         return out if len(out) > 1 else out[0]
 
@@ -82,6 +89,7 @@ class StageModule(nn.Module):
         def run() -> None:
             for p, grad in zip(self._held(), later()):
                 if isinstance(grad, Tensor):
+                    grad = tensor.like(grad, p)
                     p.grad = grad if p.grad is None else p.grad.add_(grad)
 
         return run

@@ -253,6 +253,28 @@ def replicated(folder: Path) -> str:
     return f"{max(out):.1e}"
 
 
+def sharded(folder: Path) -> str:
+    """Tensor parallelism inside of the stages: heads and hidden units over two ranks, two ranks of pipeline, zero bubble."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    model, inputs, plan = made("llama-tiny", "ZBVZeroBubble", 2, ranks=2)
+    loss, want = reference(model, inputs)
+    rows = ("*.q.weight", "*.k.weight", "*.v.weight", "*.gate.weight", "*.up.weight")
+    shards = {**dict.fromkeys(rows, 0), "*.out.weight": 1, "*.down.weight": 1}
+    out = []
+    for compiled in (False, True):
+        pipe = pl.pipeline(copy.deepcopy(model), inputs, plan=plan, compiled=compiled, mesh=mesh, shards=shards)
+        got = pipe.step(*inputs)
+        assert abs(float(got - loss)) <= 1e-6 * float(loss)
+        halves = 0
+        for name, p in pipe.named_parameters():
+            halves += p.to_local().numel() < p.numel()
+            error = float((p.grad.full_tensor() - want[name]).abs().max() / want[name].abs().max())
+            assert error < 2e-6, (name, error)
+            out.append(error)
+        assert halves
+    return f"{max(out):.1e}"
+
+
 def dies(folder: Path) -> str:
     """A rank ends without a word in the third step: the other says so and stops."""
     model, inputs, plan = made("gpt-tiny", "1F1B", 1)
@@ -266,7 +288,7 @@ def dies(folder: Path) -> str:
 
 
 CHECKS: dict[str, Callable[[Path], str]] = {
-    f.__name__: f for f in (resplit, saves, watches, rebalances, refuses, powersgd, replicated, dies)
+    f.__name__: f for f in (resplit, saves, watches, rebalances, refuses, powersgd, replicated, sharded, dies)
 }
 
 
