@@ -7,7 +7,7 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0 triton==3.7.1
 RUN    := $(VENV)/bin/python
 
-.PHONY: demo test lint bench conformance clean
+.PHONY: demo test lint bench bench-precision conformance clean
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ bench: $(VENV)/ready
 	$(RUN) benchmarks/fusion.py
 	$(RUN) benchmarks/compile_time.py
 	$(RUN) benchmarks/step_time.py
+
+bench-precision: $(VENV)/ready
+	$(RUN) benchmarks/precision.py $(ARGS)
 
 # ARGS="--suite cases --only mutation", "--compare aot_eager,inductor --fresh", "--dynamic", "--part 0/20", "--json out.json"
 conformance: $(VENV)/ready

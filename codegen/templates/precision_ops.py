@@ -6,6 +6,7 @@ rows (``_scaled_mm`` from sm_90 on, ``_int_mm``), which need no scales inside; b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -108,6 +109,11 @@ def mm_tf32(a: Tensor, b: Tensor) -> Tensor:
     return c
 
 
-KERNELS = {ops.quantise: quantise, ops.quantise_both: quantise_both, ops.mm8: mm8, ops.tf32: mm_tf32}
-for _op, _kernel in KERNELS.items():
-    torch.library.impl(_op.name(), "CUDA", _kernel)
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "quantise": quantise,
+    "quantise_both": quantise_both,
+    "mm8": mm8,
+    "mm_tf32": mm_tf32,
+}
+for _name, _kernel in KERNELS.items():
+    torch.library.impl(f"{ops.NAMESPACE}::{_name}", "CUDA", _kernel)

@@ -308,7 +308,7 @@ class PrecisionController:
         rows = torch.stack([self.state[seen_name(s)] for s in self.products])
         late.copy_(rows, non_blocking=True)
         if rows.is_cuda:
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
     def _arrived(self) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dsc.precision import emulate
 
+NAMESPACE = "dsc"
+
 torch.library.define("dsc::quantise", "(Tensor x, str dtype, str grain) -> (Tensor, Tensor)")
 torch.library.define("dsc::quantise_both", "(Tensor x, str dtype, str grain) -> (Tensor, Tensor, Tensor, Tensor)")
 torch.library.define("dsc::mm8", "(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, ScalarType dtype) -> Tensor")
