@@ -94,6 +94,7 @@ class Writer:
         self.launched: dict[str, int] = {}
         self.replays: list[str] = []
         self.slots: list[Slot] = []
+        self.in_slots: set[str] = set()
         self.bindings: dict[str, str] = {}
         self.early: set[str] = set()
         self.pending = Pending()
@@ -208,6 +209,7 @@ class Writer:
             return
         t, name = ops.tensor(n), self.names[n]
         if self.pooled and n not in self.escaping and _symbols(t) <= self.early:
+            self.in_slots.add(name)
             self.slots.append(
                 Slot(name, domain.shape(t), tuple(map(domain.extent, t.stride())), t.dtype, t.device, i, self.last[n])
             )
@@ -317,10 +319,9 @@ class Writer:
 
     def free_lines(self, storages: Iterable[Node]) -> list[str]:
         names = []
-        pooled = {s.name for s in self.slots}
         for s in storages:
             for n in self.family(s):
-                if self.names[n] not in pooled and (n in self.real or n.op == "placeholder") and self.written(n):
+                if self.names[n] not in self.in_slots and (n in self.real or n.op == "placeholder") and self.written(n):
                     names.append(self.names[n])
         return [f"del {', '.join(names)}"] if names else []
 

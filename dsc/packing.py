@@ -22,22 +22,46 @@ def pack(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> Layout:
     """
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     offsets = [0] * len(sizes)
-    placed: list[int] = []
+    placed = Lifetimes(spans)
     for i in order:
-        alive = sorted(
-            (offsets[j], offsets[j] + sizes[j])
-            for j in placed
-            if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1]
-        )
+        alive = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed.meeting(*spans[i]))
         at = 0
         for start, end in alive:
             if at + sizes[i] <= start:
                 break
             at = max(at, end)
         offsets[i] = at
-        placed.append(i)
+        placed.add(i)
     total = max((o + s for o, s in zip(offsets, sizes)), default=0)
     return Layout(tuple(offsets), total)
+
+
+class Lifetimes:
+    """Spans of steps, found by what they meet: a model of many layers has many buffers, few of them alive at one time.
+
+    A span of up to ``2**k`` steps lies in the one or two stretches of ``2**k`` steps that it touches.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self.spans = spans
+        self.stretches: dict[int, dict[int, list[int]]] = {}
+
+    def add(self, i: int) -> None:
+        first, last = self.spans[i]
+        k = (last - first).bit_length()
+        level = self.stretches.setdefault(k, {})
+        for place in range(first >> k, (last >> k) + 1):
+            level.setdefault(place, []).append(i)
+
+    def meeting(self, first: int, last: int) -> set[int]:
+        """Those added that share a step with first..last."""
+        found: set[int] = set()
+        for k, level in self.stretches.items():
+            for place in range(first >> k, (last >> k) + 1):
+                for j in level.get(place, ()):
+                    if self.spans[j][0] <= last and first <= self.spans[j][1]:
+                        found.add(j)
+        return found
 
 
 def span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
