@@ -85,4 +85,12 @@ class UViT(nn.Module):
         for block in self.second:
             x = block(x, skips.pop())
         predicted = self.head(self.norm(x))[:, 1:]
-        return F.mse_loss(predicted, F.unfold(noise, self.patch, stride=self.patch).transpose(1, 2))
+        return (predicted - patches_of(noise, self.patch)).square().mean()
+
+
+def patches_of(images: Tensor, patch: int) -> Tensor:
+    """[B, C, H, W] -> [B, H / patch * W / patch, patch * patch * C]."""
+    batch, channels, height, width = images.shape
+    rows, columns = height // patch, width // patch
+    blocks = images.view(batch, channels, rows, patch, columns, patch)
+    return blocks.permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, -1)
