@@ -34,8 +34,8 @@ SLACK = 0.02
 """By how much the simulator may think a plan slower or larger than the program is."""
 ATTEMPTS = 8
 """Plans of the chain that are simulated for one budget."""
-WIDER = (1.1, 1.25, 1.45, 1.7)
-"""Budgets, as multiples of the given one, that plans are made for from which values are then moved away."""
+MOVED = (0.3, 0.55, 0.75, 0.9, 1.1)
+"""Shares of what the link can take while the forward runs: budgets larger by that are planned for, and then brought down."""
 AIMS = 3
 """How often less is aimed at because the program needs more than was foreseen."""
 RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
@@ -85,6 +85,8 @@ class Search:
     """Where saved values may be moved."""
     chain: Chain = field(init=False)
     default: Program = field(init=False)
+    forward_seconds: float = field(init=False)
+    """Of a forward, whatever it saves."""
 
     def __post_init__(self) -> None:
         problem = self.found.problem
@@ -117,7 +119,8 @@ class Search:
         """The program of a schedule: split, fused, with the bytes alive at each of its steps."""
         if plan not in self.runs:
             forward, backward, saved = self.build(plan)
-            seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
+            ahead, behind = (cost.graph_cost(g, self.target).seconds for g in (forward, backward))
+            self.forward_seconds, seconds = ahead, ahead + behind
             self.runs[plan] = Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
         return self.runs[plan]
 
@@ -223,7 +226,10 @@ class Search:
 
     def moving(self, budget: int) -> Iterator[Program]:
         """Programs that recompute for a larger budget, and move away what does not fit then."""
-        bases = [self.resident(int(budget * wider)) for wider in WIDER if budget * wider < self.default.peak]
+        assert self.tier is not None
+        room = self.tier.bandwidth(self.target) * self.forward_seconds
+        wider = [budget + int(room * share) for share in MOVED]
+        bases = [self.resident(b) for b in wider if b < self.default.peak]
         bases.append(self.default if self.default.peak > budget else None)
         for base in sorted({p.schedule: p for p in bases if p is not None}.values(), key=lambda p: p.seconds):
             if (program := self.moved(base, budget)) is not None:
