@@ -7,8 +7,11 @@ Nothing is allocated: models of real sizes are traced on shapes, in bfloat16, fo
 2. torch's points are ``activation_memory_budget`` in steps from 1 to 0, by ``min_cut_rematerialization_partition``.
 3. Peaks are dynamic: without parameters and inputs, as shares of the peak of torch's default partition (budget 1).
 4. At every one of torch's points, dsc plans for the peak that torch reaches there.
-5. The frontier lists dsc's time at fixed shares; ``least`` is the smallest peak that it finds.
+5. The frontier lists dsc's time at fixed shares; ``least`` is the smallest peak that it finds.  Beside it stands what dsc
+   reaches when saved values may also move to the host over the target's PCIe link (``dsc.tiers``).
 6. Planning time is CPU time of this process, without tracing.
+7. ``--fit``: how many parameters of LLaMA's kind a card of the target's size trains, by what is kept where.
+8. ``--gpu``: planned and measured peaks, gradients and offload on a real GPU, see ``memory_gpu.py``.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import common
+import memory_fit
+import memory_gpu
 import numpy as np
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from dsc import cost, liveness, target
+from dsc import cost, liveness, target, tiers
 from dsc.compiler import copied
 from dsc.debug import shapes
 from dsc.models import gpt, llama, resnet, vit
@@ -37,6 +42,7 @@ from dsc.passes.memory_problem import extract
 from dsc.target import Target
 from dsc.torch_shim import min_cut_rematerialization_partition
 
+MOVING = (0.7, 0.5, 0.4, 0.3)
 SHARES = (0.9, 0.8, 0.7, 0.65, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2)
 
 
@@ -63,6 +69,8 @@ class Result:
     frontier: list[tuple[float, Point | None]]
     least: Point
     default: Point
+    moving: list[tuple[float, Point | None]]
+    """The frontier where saved values may move to the host."""
     planning: list[float]
     """Seconds of CPU for each plan; the first one includes the choices of all blocks."""
 
@@ -146,6 +154,8 @@ def run(name: str, layers: int, points: int, machine: Target) -> Result:
     for peak, _ in theirs.values():
         matched.append(within(peak))
     least = ours(search.least())
+    search.tier = tiers.parse("cpu")
+    moving = [(s, ours(search.within(int(fixed + s * whole)))) for s in MOVING]
     default = ours(search.default)
     assert least is not None and default is not None
     return Result(
@@ -159,6 +169,7 @@ def run(name: str, layers: int, points: int, machine: Target) -> Result:
         frontier,
         least,
         default,
+        moving,
         planning,
     )
 
@@ -169,6 +180,8 @@ def show(r: Result) -> None:
     print(f"dsc without a budget: {_text(r.default)};  least peak: {_text(r.least)}")
     rows = [[f"{s:.2f}", _text(p), _text(_best(r.torch, s))] for s, p in r.frontier]
     print(common.table(["share", "dsc", "torch, best of its points"], rows))
+    rows = [[f"{s:.2f}", _text(p)] for s, p in r.moving]
+    print(common.table(["share", "dsc, with offload to the host"], rows))
     if len(r.torch) > 1:
         rows = [[t.what, _text(t), _text(o), _verdict(t, o)] for t, o in zip(r.torch, r.ours)]
         print(common.table(["torch's point", "torch", "dsc within that peak", ""], rows))
@@ -192,7 +205,15 @@ def main() -> None:
     p.add_argument("--layers", type=int, default=6)
     p.add_argument("--points", type=int, default=21, help="of torch's budget; 1 for none but its default")
     p.add_argument("--target", default="a100")
+    p.add_argument("--fit", action="store_true", help="parameters that one card trains, and nothing else")
+    p.add_argument("--gpu", action="store_true", help="measure on the GPU of this machine, and nothing else")
     arguments = p.parse_args()
+    if arguments.gpu:
+        memory_gpu.main(arguments.json)
+        return
+    if arguments.fit:
+        memory_fit.main(target.find(arguments.target), arguments.json)
+        return
     results: list[dict[str, Any]] = []
     for name in arguments.models.split(","):
         result = run(name, arguments.layers, arguments.points, target.find(arguments.target))
