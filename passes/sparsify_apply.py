@@ -246,6 +246,10 @@ class _Layer:
         with self.graph.inserting_before(early):
             gate = _tagged(live.read(self.rw.gm, self.p.state, "sparsity.gate"), early)
             alive = self.rw.call(early, torch.ops.dsc.alive_rows.default, g, gate)
+            counted = self.rw.call(early, aten._to_copy.default, alive, dtype=torch.float32)
+            share = self.rw.call(early, aten.mean.default, counted)
+            self.p.state.put(entry(self.x.layer, "alive"), lambda: torch.ones((), dtype=torch.float32))
+            self.store("alive", share)
         for n, op, right in (
             (dgrad, torch.ops.dsc.mm_of_rows.default, None if dgrad is None else dgrad.args[1]),
             (wgrad, torch.ops.dsc.mm_over_rows.default, wgrad.args[1]),

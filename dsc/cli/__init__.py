@@ -22,10 +22,12 @@ from dsc.cli import ops as ops
 from dsc.cli import opt as opt
 from dsc.cli import passes as passes
 from dsc.cli import pipeline as pipeline
+from dsc.cli import precision as precision
 from dsc.cli import reduce as reduce
 from dsc.cli import replay as replay
 from dsc.cli import show as show
 from dsc.cli import trace as trace
+from dsc.cli import train as train
 from dsc.cli import view as view
 from dsc.cli.app import app as app
 

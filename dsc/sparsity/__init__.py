@@ -9,6 +9,7 @@ from __future__ import annotations
 from dsc.sparsity.channels import Channels as Channels
 from dsc.sparsity.channels import compact as compact
 from dsc.sparsity.channels import gate as gate
+from dsc.sparsity.control import DECAYS as DECAYS
 from dsc.sparsity.control import balance as balance
 from dsc.sparsity.control import densify as densify
 from dsc.sparsity.control import estimate_hessian as estimate_hessian

@@ -28,6 +28,8 @@ class Layer:
     """Sum of |w| that the mask keeps, over that of all."""
     work: float
     """Operations of its forward product, when it is dense."""
+    gated: float
+    """Share of the rows of its gradient that were skipped: on a CPU."""
     steps: int
     form: Mapping[str, int]
     """How its masks are made: see ``dsc.nm.FORM``."""
@@ -55,6 +57,10 @@ class Telemetry:
         return sum(x.retained * x.work for x in self.layers) / sum(x.work for x in self.layers)
 
     @property
+    def gated(self) -> float:
+        return sum(x.gated * x.work for x in self.layers) / sum(x.work for x in self.layers)
+
+    @property
     def entropy(self) -> float:
         """Of the layers' shares of the kept work, over that of equal shares: 1 is all alike."""
         kept = [x.density * x.work for x in self.layers]
@@ -67,7 +73,7 @@ class Telemetry:
         """Name -> number, for a logger: ``sparsity/density``, ``sparsity/blocks.0.up/flip_rate``, ..."""
         out = {
             f"sparsity/{n}": float(getattr(self, n))
-            for n in ("density", "flip_rate", "retained", "entropy", "coverage")
+            for n in ("density", "flip_rate", "retained", "entropy", "coverage", "gated")
         }
         for x in self.layers:
             out |= {f"sparsity/{x.name}/{n}": float(getattr(x, n)) for n in ("density", "flip_rate", "retained")}
@@ -115,6 +121,7 @@ def _layer(state: State, name: str) -> Layer:
         values["flips"] / count,
         values["kept_magnitude"] / magnitude if magnitude else 1.0,
         float(state[f"{PREFIX}{name}.work"]),
+        1.0 - float(state.get(f"{PREFIX}{name}.alive", torch.ones(()))),
         int(values["refreshes"]),
         form(state, name),
     )
