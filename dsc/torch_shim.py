@@ -153,6 +153,14 @@ def make_shape_env(known: Mapping[sympy.Symbol, int | None]) -> Any:
     return env
 
 
+@contextmanager
+def activation_budget(share: float) -> Iterator[None]:
+    """torch's partitioner inside saves at most this share of what it would save by default."""
+    config = importlib.import_module("torch._functorch.config")
+    with config.patch(activation_memory_budget=share):
+        yield
+
+
 def sympy_class(name: str) -> type[sympy.Basic] | None:
     """The class of expressions that torch, or else sympy, knows by this name."""
     found = getattr(functions, name, None) or getattr(sympy, name, None)

@@ -17,6 +17,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
     "dsc.program dsc.steps dsc.retarget",
     "dsc.verify dsc.liveness dsc.partition dsc.plan dsc.budget",
+    "dsc.fragments",
     "dsc.manager",
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",
