@@ -90,7 +90,7 @@ class Writer:
         self.lines: list[str] = []
         self.head: list[str] = []
         self.externals: dict[str, Any] = {}
-        self.sequences: list[tuple[Call, ...]] = []
+        self.sequences: dict[tuple[Call, ...], int] = {}
         self.launched: dict[str, int] = {}
         self.replays: list[str] = []
         self.slots: list[Slot] = []
@@ -224,8 +224,7 @@ class Writer:
         p, self.pending = self.pending, Pending()
         if not p.calls:
             return
-        name = f"run_{len(self.sequences)}"
-        self.sequences.append(tuple(p.calls))
+        name = f"run_{self.sequences.setdefault(tuple(p.calls), len(self.sequences))}"  # like layers have like ones
         tensors, sizes = ("".join(x + ", " for x in xs) for xs in (p.tensors, p.sizes))
         titles = ", ".join(c.kernel for c in p.calls)
         if p.checked is None:
@@ -380,7 +379,7 @@ class Writer:
         distinct = {b.kernel.name: b.kernel for b in self.bound.values() if b.kernel.name in self.launched}
         emitter = kernels.emitter(options, self.device) if distinct else "aten"
         launched = tuple(distinct.values())
-        code = kernels.source(emitter, launched, self.sequences, on_gpu=self.device.type == "cuda")
+        code = kernels.source(emitter, launched, tuple(self.sequences), on_gpu=self.device.type == "cuda")
         return Program(
             source, self.externals, tuple(self.slots), tuple(symbols), launched, tuple(self.sequences), emitter,
             self.device, code, self.numbers(),
