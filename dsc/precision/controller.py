@@ -14,7 +14,7 @@ compiled again, and no step waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,8 +153,8 @@ class PrecisionController:
         late = self._tensor("late", lambda: torch.full((len(self.products), len(SEEN)), torch.nan))
         count = self._tensor("step", lambda: torch.zeros((), dtype=torch.int64))
         seen.copy_(torch.where(torch.isnan(late), seen, late))
-        largest = self._tensor("largest", lambda: torch.full((HISTORY, len(self.products)), torch.nan))
-        largest[int(count) % HISTORY] = late[:, 1:3].amax(1)
+        largest = self._tensor("largest", lambda: torch.zeros(HISTORY, len(self.products)))
+        largest[int(count) % HISTORY] = late[:, 1:3].nan_to_num(0.0).amax(1)
         self._decide(seen, largest)
         self._read(late)
         count += 1
@@ -242,8 +242,9 @@ class PrecisionController:
     def _held(self, seen: Tensor, largest: Tensor) -> dict[str, str]:
         """Site -> the most exact format that a rule asks for."""
         out: dict[str, str] = {}
+        rows, tops = seen.tolist(), largest.amax(0).tolist()
         for layer, places in self._layers().items():
-            view = self._view(layer, places, seen, largest)
+            view = self._view(layer, places, rows, tops)
             for rule in self.rules:
                 if not rule.holds(view):
                     continue
@@ -283,18 +284,20 @@ class PrecisionController:
             first[i] = noise
         return p.error * noise / max(float(first[i]), 1e-30)
 
-    def _view(self, layer: str, places: Mapping[int, Product], seen: Tensor, largest: Tensor) -> Layer:
-        rows = seen[list(places)]
-        wgrad = [float(seen[i, 5]) for i, p in places.items() if p.role == "wgrad"]
+    def _view(
+        self, layer: str, places: Mapping[int, Product], rows: Sequence[Sequence[float]], tops: Sequence[float]
+    ) -> Layer:
+        own = [rows[i] for i in places]
+        wgrad = [rows[i][5] for i, p in places.items() if p.role == "wgrad"]
         scale = self._scale_value()
         return Layer(
             layer,
             {p.role: p.formats[self._code(p)] for p in places.values()},
             wgrad[0] / scale if wgrad else math.nan,
-            _most(rows[:, 0]),
-            _most(largest[:, list(places)]),
-            _most(rows[:, 3:5]),
-            not bool((rows[:, 6] > 0).any()) or scale != 1.0,  # the scaler deals with what its own scale makes infinite
+            _most(r[0] for r in own),
+            _most(tops[i] for i in places),
+            _most(x for r in own for x in r[3:5]),
+            not any(r[6] > 0 for r in own) or scale != 1.0,  # the scaler deals with what its own scale makes infinite
         )
 
     def _layers(self) -> dict[str, dict[int, Product]]:
@@ -318,7 +321,10 @@ class PrecisionController:
 
     def _choose_measured(self, step: int) -> None:
         for i, p in enumerate(self.products.values()):
-            self.state[slot_name(p.site)][1] = int(i % SHARE == step % SHARE or len(self.products) <= SHARE // 4)
+            wanted = i % SHARE == step % SHARE or len(self.products) <= SHARE // 4
+            slot = self.state[slot_name(p.site)]
+            if bool(slot[1]) != wanted:
+                slot[1] = wanted
 
     def _code(self, p: Product) -> int:
         return int(self.state[slot_name(p.site)][0])
@@ -366,6 +372,6 @@ def seen_name(site: str) -> str:
     return f"precision.{site}.seen"
 
 
-def _most(x: Tensor) -> float:
-    known = x[~torch.isnan(x)]
-    return float(known.max()) if known.numel() else math.nan
+def _most(numbers: Iterable[float]) -> float:
+    """The largest, NaN if there is none."""
+    return max((x for x in numbers if not math.isnan(x)), default=math.nan)

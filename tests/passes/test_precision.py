@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from dsc import ops
 from dsc.compilation import Compilation
 from dsc.models import zoo
+from dsc.precision import plan as plans
+from dsc.precision.plan import Choice, PrecisionPlan
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +184,37 @@ def test_no_product_no_change() -> None:
     model = nn.LayerNorm(8)
     call = torch.compile(model, backend="dsc", options={"precision": "fp8"})
     torch.testing.assert_close(call(torch.ones(2, 8)), model(torch.ones(2, 8)))
+
+
+def test_auto_keeps_the_budget_and_its_plan_is_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    entry = zoo.load("gpt-tiny")
+    model, inputs = entry.build(), entry.inputs()
+    options = {"precision": "auto", "error_budget": 0.02, "precision_plan": str(file), "target": "h100", "emit": "aten"}
+    assert compiled(model, inputs, **options)[0] <= 0.005  # so small a model gains nothing on an H100
+    made = plans.load(file)
+    assert made.measured is not None and made.measured <= 0.021
+    edited = made.changed({c.site: "int8-blockwise" for c in made.choices})
+    edited.save(file)
+    torch._dynamo.reset()
+    again = compiled(model, inputs, precision="auto", precision_plan=str(file))[0]
+    torch._dynamo.reset()
+    assert 0.005 < again == compiled(model, inputs, precision=edited)[0]
+    assert plans.load(file) == edited
+
+
+def test_auto_on_a_batch_that_says_nothing() -> None:
+    x, labels = INPUTS
+    with pytest.raises(BackendCompilerFailed, match="Precision cannot be calibrated: the gradient is not finite"):
+        compiled(Mlp(), (x * float("nan"), labels), precision="auto")
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed, match="An error budget of 1e-09 cannot be met"):
+        compiled(Mlp(), INPUTS, precision="auto", error_budget=1e-9)
+
+
+def test_a_plan_of_another_model() -> None:
+    plan = PrecisionPlan((Choice("encoder.forward", "bf16"),))
+    with pytest.raises(
+        BackendCompilerFailed, match=r"it has none of the products of this graph, such as 'up\.forward'"
+    ):
+        compiled(Mlp(), INPUTS, precision=plan)
