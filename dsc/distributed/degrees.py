@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -53,16 +53,16 @@ class Proposal:
         )
 
 
-def candidates(cluster: Cluster, samples: int, experts: int) -> Iterator[Degrees]:
-    """All ways to use the whole cluster: tensor parallelism inside a node alone, experts over replicas."""
+def candidates(cluster: Cluster, samples: int) -> Iterator[Degrees]:
+    """All ways to use the whole cluster: tensor parallelism inside a node alone; stages or replicas on the nearer cards."""
     for tensor in _divisors(cluster.per_node):
         for pipeline in _divisors(cluster.size // tensor):
             data = cluster.size // tensor // pipeline
             if samples % data or tensor > 8:
                 continue
-            spread = [e for e in _divisors(data) if experts % e == 0] if experts > 1 else [1]
-            for expert in {1, max(spread)}:
-                yield Degrees(data, tensor, pipeline, tensor, expert, 1 if data > 1 else 0)
+            yield Degrees(data, tensor, pipeline, tensor, 1, 1 if data > 1 else 0)
+            if data > 1 and pipeline > 1 and cluster.nodes > 1:
+                yield Degrees(data, tensor, pipeline, tensor, 1, 1, "replicas")
 
 
 def propose(
@@ -85,23 +85,16 @@ def propose(
     traced: dict[int, Forward] = {}
     found = []
     experts = 0
-    for d in list(candidates(cluster, samples, 1)):
+    for d in candidates(cluster, samples):
         m = _batches(samples // d.data, d.pipeline)
         each = samples // d.data // m
         if each not in traced:
             traced[each] = forward.trace(model, tuple(t[:each] if t.dim() else t for t in inputs))
             experts = experts or _experts(traced[each])
-        wide = (
-            [d]
-            if experts < 2
-            else [
-                c
-                for c in candidates(cluster, samples, experts)
-                if (c.data, c.tensor, c.pipeline) == (d.data, d.tensor, d.pipeline)
-            ]
-        )
-        for way in wide:
-            found.append(_judge(way, m, line.on_cluster(traced[each], cluster, way, optimizer), cluster, limit))
+        ways = [d] if experts < 2 or d.data == 1 else _with_experts(d, experts)
+        found += [
+            _judge(way, m, line.on_cluster(traced[each], cluster, way, optimizer), cluster, limit) for way in ways
+        ]
     if not found:
         raise ClusterTooSmall(
             str(cluster), cluster.size, samples, f"a batch of {samples}, over which its cards cannot be shared out,"
@@ -109,8 +102,14 @@ def propose(
     return sorted(found, key=lambda p: (not p.fits, p.seconds if p.fits else p.peak))
 
 
+def _with_experts(d: Degrees, experts: int) -> list[Degrees]:
+    """The same with all experts on every replica, and spread over as many of them as can be."""
+    most = max(e for e in _divisors(d.data) if experts % e == 0)
+    return [d] if most == 1 else [d, replace(d, expert=most)]
+
+
 def _judge(d: Degrees, m: int, laid: Laid, cluster: Cluster, limit: int) -> Proposal:
-    machines = tuple(p // cluster.per_node for p in devices(d, cluster))
+    machines = tuple(p // cluster.per_node for p in devices(d))
     gradients = float(laid.line.gradients[-1]) * (d.data if d.zero >= 2 else 1) / d.pipeline
     reduce = reduce_seconds(gradients, d, cluster)
     best = None

@@ -103,7 +103,7 @@ def on_cluster(
     traced: Forward, cluster: Cluster, degrees: Degrees, optimizer: str = "adam", order: Sequence[Node] | None = None
 ) -> Laid:
     """The line of a traced model on one card of a pipeline, with costs by the roofline."""
-    place = topology.devices(degrees, cluster)
+    place = topology.devices(degrees)
     one_machine = len({d // cluster.per_node for d in place}) == 1
     wire = cluster.inside if one_machine else cluster.between
     half = any(

@@ -70,7 +70,9 @@ def place(plan: PipelinePlan, mesh: DeviceMesh | None, device: torch.device) -> 
             )
             raise WorldMismatch(world, d.data * d.tensor * plan.ranks, how)
         if world > plan.ranks:
-            mesh = init_device_mesh(device.type, (d.data, plan.ranks, d.tensor), mesh_dim_names=("dp", "pp", "tp"))
+            sizes = {"dp": d.data, "pp": plan.ranks, "tp": d.tensor}
+            names = ("dp", "pp", "tp") if d.near == "stages" else ("pp", "dp", "tp")
+            mesh = init_device_mesh(device.type, tuple(sizes[n] for n in names), mesh_dim_names=names)
     elif "pp" not in (mesh.mesh_dim_names or ()):
         raise PlanMismatch(
             f"the mesh has the dimensions {mesh.mesh_dim_names}, none of which is 'pp'", "name one of them 'pp'"

@@ -39,6 +39,8 @@ class Degrees:
     """Shares the devices of ``data``: experts are spread over replicas."""
     zero: int = 0
     """Level of ZeRO over the replicas: 1 spreads optimizer state, 2 gradients too, 3 parameters too."""
+    near: Literal["stages", "replicas"] = "stages"
+    """Which stand side by side, next to the cards of tensor-parallel groups."""
 
     @property
     def devices(self) -> int:

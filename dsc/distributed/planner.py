@@ -206,7 +206,7 @@ class Request:
             raise TooManyStages(self.degrees.pipeline, most // a_rank, why)
 
     def devices(self) -> tuple[int, ...]:
-        return topology.devices(self.degrees, self.cluster)
+        return topology.devices(self.degrees)
 
     def finish(self, setup: Setup, work: Work, seed: int, remarks: Sequence[Remark], samples: int) -> PipelinePlan:
         """The best plan from what known schedules make of the model."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,7 @@ def test_plans_are_saved_read_and_compared(tmp_path: Path) -> None:
     made.save(file)
     again = PipelinePlan.load(file)
     assert again == made and again.key == made.key and again.diff(made) == []
-    other = dataclasses.replace(made, schedule="mine", limit=5)
+    other = replace(made, schedule="mine", limit=5)
     assert made.diff(other) == [f"schedule: {made.schedule} -> mine", f"limit: {made.limit} -> 5"]
     assert made.key != other.key
 
@@ -319,7 +319,12 @@ def test_a_cluster_is_divided_with_the_heaviest_traffic_inside() -> None:
     assert all(p.degrees.tensor <= 4 for p in found), "tensor parallelism stays in a node"
     assert [p.fits for p in found] == sorted((p.fits for p in found), reverse=True)
     assert found[0].seconds == min(p.seconds for p in found)
-    assert topology.devices(Degrees(pipeline=4, tensor=2), cluster) == (0, 2, 4, 6)
+    assert topology.devices(Degrees(pipeline=4, tensor=2)) == (0, 2, 4, 6)
+    near = Degrees(data=4, pipeline=2, near="replicas")
+    assert topology.devices(near) == (0, 4) and topology.peers(near) == (0, 1, 2, 3)
+    inside = topology.reduce_seconds(1e9, near, cluster)
+    assert inside < topology.reduce_seconds(1e9, replace(near, near="stages"), cluster) / 5
+    assert {p.degrees.near for p in found} == {"stages", "replicas"}
     tight = degrees.propose(wide_gpt(), meta(512, 32), cluster, memory=int(found[0].peak * 0.7))
     assert tight[0].degrees != found[0].degrees or not tight[0].fits or tight[0].recompute
     with pytest.raises(ClusterTooSmall):
