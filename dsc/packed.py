@@ -91,7 +91,8 @@ def cslt_mm(x: Tensor, compressed: Tensor, weight: Tensor, keep: Tensor, turned:
     rows = x.shape[0]
     padding = -rows % 16  # the dense side comes in multiples of 8 or 16
     whole = torch.nn.functional.pad(x, (0, 0, 0, padding)) if padding else x
-    return torch._cslt_sparse_mm(compressed, whole.T).T[:rows]
+    # it computes compressed @ x.T; the transposed result is [M, N], row by row
+    return torch._cslt_sparse_mm(compressed, whole.T, transpose_result=True)[:rows]
 
 
 def bytes_of_compressed(weight: Tensor) -> int | torch.SymInt:
@@ -128,4 +129,4 @@ def _compress_fake(weight: Tensor) -> Tensor:
 @torch.library.register_fake("dsc::cslt_mm", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _cslt_fake(x: Tensor, compressed: Tensor, weight: Tensor, keep: Tensor, turned: bool) -> Tensor:
     columns = weight.shape[1] if turned else weight.shape[0]
-    return x.new_empty(columns, x.shape[0]).T
+    return x.new_empty(x.shape[0], columns)
