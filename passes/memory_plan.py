@@ -40,8 +40,8 @@ AIMS = 3
 """How often less is aimed at because the program needs more than was foreseen."""
 RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
 """Programs that are made for one budget; fewer from so many operators on."""
-PRICES = tuple(float(p) for p in np.geomspace(1e-14, 1e-10, 16))
-"""Seconds that a byte is worth in cuts of the whole forward."""
+PRICES = 16
+"""Prices of a byte that are tried in cuts of the whole forward."""
 FUSED = (0.05, 1.0)
 """What traffic a fusible operator is charged in them when it runs again, as a share of its own."""
 
@@ -340,8 +340,15 @@ class Search:
         read = {v for op in problem.ops if not op.forward for v, _ in op.reads}
         required = {v for v in read if (m := problem.values[v].maker) >= 0 and problem.ops[m].forward}
         cut = blocks.Cut(problem, forward, required, (), must)
-        for saved in {cut.solve(price, share): None for share in FUSED for price in PRICES}:
+        for saved in {cut.solve(price, share): None for share in FUSED for price in self.prices()}:
             yield "cut", schedule.from_saved(problem, set(saved))
+
+    def prices(self) -> list[float]:
+        """Seconds for a byte: from far less than it takes to move one, to what a launch for a small value costs."""
+        problem = self.found.problem
+        sizes = sorted(v.nbytes for v in problem.values if v.maker >= 0) or [1]
+        highest = max(200 / problem.bandwidth, 4 * problem.launch / max(sizes[len(sizes) // 2], 1))
+        return [float(p) for p in np.geomspace(0.02 / problem.bandwidth, highest, PRICES)]
 
     def least(self) -> Program:
         """The program with the smallest peak that was found."""

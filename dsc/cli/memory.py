@@ -10,14 +10,20 @@ import typer
 from dsc.cli.app import AsJson, Inputs, ModelName, TargetName, app, console, fail, print_json
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
     from torch.fx import GraphModule
 
+    from dsc.debug import shapes
     from dsc.debug.capture import Session
-    from dsc.passes.memory_plan import Search
+    from dsc.passes.memory_plan import Program, Search
     from dsc.plan import MemoryPlan
+    from dsc.target import Target
+    from dsc.tiers import Tier
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+TORCH_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
+"""Values of torch's own budget that a frontier shows beside."""
 
 Budget = Annotated[
     str | None,
@@ -26,8 +32,23 @@ Budget = Annotated[
 Held = Annotated[
     str, typer.Option("--held", metavar="SIZE", help="Of the budget, what something else occupies: optimizer state.")
 ]
-Frontier = Annotated[bool, typer.Option("--frontier", help="Print the time at many peaks instead.")]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", min=1, help="Samples; of a model by name, which is then traced on shapes alone."),
+]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help="Of weights traced on shapes: bf16 (for GPUs), f16, f32.")
+]
+Offload = Annotated[
+    str | None, typer.Option("--offload", metavar="TIER", help="Move saved values to cpu, or to nvme:FOLDER.")
+]
+MaxBatch = Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")]
+Frontier = Annotated[bool, typer.Option("--frontier", help="Print the time at many peaks instead, torch's beside.")]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="Write the plan here: options={'memory_plan': ...}.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--picture", help="Draw the bytes alive at each step: FILE.html, or FILE.png with kaleido."),
+]
 
 
 @app.command()
@@ -37,45 +58,123 @@ def memory(
     target: TargetName = None,
     budget: Budget = "auto",
     held: Held = "0B",
+    batch: Batch = None,
+    dtype: Dtype = None,
+    offload: Offload = None,
+    max_batch: MaxBatch = False,
     frontier: Frontier = False,
     plan: PlanFile = None,
+    picture: Picture = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan the train step of MODEL within a memory budget: peak, extra time, and what becomes of the largest values.
 
-    A budget that cannot be met ends with exit code 1 and the smallest that can.  Time is modelled, not measured.
+    gpt2-xl and llama-3-8b, and with --batch or --max-batch all models by name, are traced on shapes alone, so that they
+    may be of any size.  A budget that cannot be met ends with exit code 1 and the smallest that can.  Time is modelled.
     """
-    from dsc import budget as budgets
     from dsc import plan as plans
-    from dsc.cli import source
-    from dsc.errors import InfeasibleBudget
+    from dsc import target as targets
+    from dsc import tiers
+    from dsc.cli import shapes_of, source
     from dsc.passes import memory as planner
     from dsc.passes.memory_plan import Search
     from dsc.passes.memory_problem import extract
 
-    session = source.captured(model, inputs, target)
-    limit = budgets.bytes_of(budget or "auto", session.target, "--budget")
-    other = 0 if held == "0B" else budgets.bytes_of(held, session.target, "--held")
+    tier = tiers.parse(offload, "--offload") if offload else None
+    machine = targets.find(target or "cpu")
+    traced: shapes.Joint | None = None
+    if max_batch:
+        largest(model, dtype, machine, tier, budget, held, as_json)
+        return
+    if batch is not None or model.lower() in shapes_of.LARGE:
+        if plan is not None or inputs:
+            fail("--plan and --input need the model itself: leave out --batch, or name a model of this machine's size.")
+        entry = shapes_of.entry(model)
+        traced = shapes_of.traced(entry, batch or entry.batch, dtype_of(dtype, machine), machine)
+        graphs = [traced.gm]
+    else:
+        session = source.captured(model, inputs, target, dtype=dtype)
+        machine, graphs = session.target, joints(session)
+    limit, other = limits(budget, held, machine)
     found = []
-    for gm in joints(session):
-        search = Search(gm, extract(gm, session.target), session.target)
+    for i, gm in enumerate(graphs):
+        search = Search(gm, extract(gm, machine), machine, tier=tier)
         if frontier:
-            console().print(frontier_table(search))
+            console().print(frontier_table(search, traced))
             continue
         program = search.within(limit - other)
         if program is None:
-            error: InfeasibleBudget = planner.infeasible(search, search.least(), limit, other)
-            fail(str(error))
+            fail(str(planner.infeasible(search, search.least(), limit, other)))
         described = planner.described(search, program, limit, other)
-        found.append(described)
+        found.append((described, program))
         if plan is not None:
             plans.add(plan, plans.fingerprint(gm), described)
+        if picture is not None:
+            draw(numbered(picture, i), model, search, program, limit - other)
+    report([p for p, _ in found], [p for _, p in found], as_json, frontier)
+
+
+def largest(
+    model: str, dtype: str | None, machine: Target, tier: Tier | None, budget: str | None, held: str, as_json: bool
+) -> None:
+    from dsc.cli import shapes_of
+    from dsc.errors import size
+    from dsc.passes import memory as planner
+
+    limit, other = limits(budget, held, machine)
+    entry, kind = shapes_of.entry(model), dtype_of(dtype, machine)
+
+    def search(batch: int) -> Search:
+        return shapes_of.search(shapes_of.traced(entry, batch, kind, machine), machine, tier)
+
+    found = shapes_of.largest_batch(search, limit - other)
+    if found is None:
+        fail(
+            f"Not even one sample of {model} fits into {size(limit)} on {machine.name}; a larger card, or --offload cpu."
+        )
+    described = planner.described(found.search, found.program, limit, other)
     if as_json:
-        print_json([summary(p) for p in found])
+        print_json({"batch": found.batch, **summary(described, found.program)})
         return
-    for p in found:
+    console().print(f"largest batch: {found.batch}", highlight=False)
+    report([described], [found.program], False, False)
+
+
+def limits(budget: str | None, held: str, machine: Target) -> tuple[int, int]:
+    """Bytes of the budget, and of what something else occupies."""
+    from dsc import budget as budgets
+
+    other = 0 if held == "0B" else budgets.bytes_of(held, machine, "--held")
+    return budgets.bytes_of(budget or "auto", machine, "--budget"), other
+
+
+def report(plans: list[MemoryPlan], programs: list[Program], as_json: bool, frontier: bool) -> None:
+    if frontier:
+        return
+    if as_json:
+        print_json([summary(p, program) for p, program in zip(plans, programs)])
+        return
+    for p, program in zip(plans, programs):
         console().print(heading(p), highlight=False)
+        console().print(fragments(p, program), highlight=False)
         console().print(decisions_table(p))
+
+
+def dtype_of(name: str | None, machine: Target) -> torch.dtype | None:
+    """The dtype of weights in a trace on shapes; bf16 on a GPU where none is named.
+
+    Raises:
+        BadOption: another name.
+    """
+    import torch
+
+    from dsc.errors import BadOption
+
+    known = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": None}
+    name = name or ("bf16" if machine.kind == "cuda" else "f32")
+    if name not in known:
+        raise BadOption("--dtype", name, f"one of {', '.join(known)}")
+    return known[name]
 
 
 def joints(session: Session) -> list[GraphModule]:
@@ -90,6 +189,26 @@ def joints(session: Session) -> list[GraphModule]:
     return graphs
 
 
+def numbered(path: Path, i: int) -> Path:
+    return path if i == 0 else path.with_stem(f"{path.stem}-{i + 1}")
+
+
+def draw(path: Path, model: str, search: Search, program: Program, budget: int) -> None:
+    from dsc.debug import timeline
+    from dsc.errors import size
+
+    try:
+        import plotly  # noqa: F401
+    except ImportError:
+        fail("Pictures need plotly: pip install 'dsc-compiler[cli]'")
+    shown = [("without a budget", search.default.profile), (f"by plan: {program.origin}", program.profile)]
+    title = f"{model} on {search.target.name} within {size(budget)}"
+    try:
+        timeline.write(path, shown, budget, title)
+    except (ValueError, ImportError, RuntimeError) as why:
+        fail(f"{path} cannot be drawn: {str(why).strip().splitlines()[0]}; name a file that ends in .html.")
+
+
 def heading(p: MemoryPlan) -> str:
     from dsc.errors import size
 
@@ -97,6 +216,15 @@ def heading(p: MemoryPlan) -> str:
         f"{p.target}: planned peak {size(p.peak)} of {size(p.budget)}, {p.extra:+.1%} time ({p.origin}); "
         f"without a budget {size(p.default_peak)}, {p.default_seconds * 1e3:.3g} ms"
     )
+
+
+def fragments(p: MemoryPlan, program: Program) -> str:
+    """What the allocator has to reserve because values of different lifetimes leave holes."""
+    from dsc import fragments
+    from dsc.errors import size
+
+    reserved = fragments.reserved(program.profile) + p.held
+    return f"with the holes that an allocator leaves: {size(reserved)} ({reserved / p.peak - 1:+.1%})"
 
 
 def decisions_table(p: MemoryPlan) -> Table:
@@ -112,31 +240,40 @@ def decisions_table(p: MemoryPlan) -> Table:
     return table
 
 
-def frontier_table(search: Search) -> Table:
-    """Extra time at shares of the default's peak."""
+def frontier_table(search: Search, traced: shapes.Joint | None = None) -> Table:
+    """Extra time at shares of the default's peak; of a model traced on shapes with torch's own points."""
     from rich.table import Table
 
     from dsc.errors import size
 
     table = Table("peak", "share", "extra time", "plan")
-    seen = set()
+    whole, seconds = search.default.peak, search.default.seconds
+    rows: dict[int, tuple[float, str]] = {}
     for share in SHARES:
-        program = search.within(int(search.default.peak * share))
-        program = program or search.least()
-        if program.peak in seen:
+        program = search.within(int(whole * share)) or search.least()
+        if program.peak in rows:
             break
-        seen.add(program.peak)
-        extra = program.seconds / search.default.seconds - 1
-        table.add_row(size(program.peak), f"{program.peak / search.default.peak:.0%}", f"{extra:+.1%}", program.origin)
+        rows[program.peak] = program.seconds, program.origin
+    if traced is not None:
+        from dsc.cli import shapes_of
+
+        for share in TORCH_SHARES:
+            peak, time = shapes_of.torch_point(traced, share, search.target)
+            rows.setdefault(peak, (time, f"torch, activation_memory_budget {share}"))
+    for peak, (time, what) in sorted(rows.items(), reverse=True):
+        table.add_row(size(peak), f"{peak / whole:.0%}", f"{time / seconds - 1:+.1%}", what)
     return table
 
 
-def summary(p: MemoryPlan) -> dict[str, object]:
+def summary(p: MemoryPlan, program: Program) -> dict[str, object]:
+    from dsc import fragments
+
     return {
         "target": p.target,
         "budget": p.budget,
         "held": p.held,
         "peak": p.peak,
+        "reserved": fragments.reserved(program.profile) + p.held,
         "extra": p.extra,
         "plan": p.origin,
         "default_peak": p.default_peak,

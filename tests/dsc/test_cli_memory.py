@@ -38,3 +38,42 @@ def test_the_tables() -> None:
     code, out, _ = run("--frontier")
     assert code == 0
     assert "extra time" in out and "100%" in out
+
+
+def test_any_batch_of_a_model_by_name() -> None:
+    code, out, _ = run("--batch", "4096", "--target", "a100", "--budget", "1GiB", "--json")
+    (p,) = json.loads(out)
+    assert code == 0
+    assert p["peak"] <= p["reserved"]
+    code, out, _ = run("--batch", "4096", "--target", "a100", "--frontier")
+    assert code == 0
+    assert "activation_memory_budget 0.4" in out
+
+
+def test_the_largest_batch(tmp_path: Path) -> None:
+    code, out, _ = run("--max-batch", "--target", "a100", "--budget", "16MiB", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["peak"] <= 16 << 20
+    code, _, err = run("--batch", str(2 * found["batch"]), "--target", "a100", "--budget", "16MiB")
+    assert code == 1
+    assert "cannot be met" in err
+    code, _, err = run("--max-batch", "--target", "a100", "--budget", "1KiB")
+    assert code == 1
+    assert "Not even one sample" in err
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    file = tmp_path / "alive.html"
+    code, _, _ = run("--picture", str(file))
+    assert code == 0
+    assert "saved for the backward" in file.read_text()
+
+
+def test_what_does_not_go_together(tmp_path: Path) -> None:
+    code, _, err = run("--batch", "8", "--plan", str(tmp_path / "plan.json"))
+    assert code == 1
+    assert "leave out --batch" in err
+    code, _, err = run("--offload", "disk")
+    assert code != 0
+    assert "nvme:FOLDER" in err
