@@ -14,7 +14,7 @@ def words(d: Degrees) -> str:
     """``2 replicas x 4 stages x 8 tensor``."""
     parts = [
         f"{d.data} replicas" if d.data > 1 else "",
-        f"{d.pipeline} stages",
+        f"{d.pipeline} stage{'s' if d.pipeline > 1 else ''}",
         f"{d.tensor} tensor" if d.tensor > 1 else "",
     ]
     extra = [f"{d.expert} expert" if d.expert > 1 else "", f"ZeRO-{d.zero}" if d.zero else ""]

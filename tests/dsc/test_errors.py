@@ -190,6 +190,61 @@ CASES = [
     ),
     (errors.CannotPrune("up", "its outputs are read twice"), "'up' cannot be pruned: its outputs are read twice."),
     (
+        errors.BadCluster("8*a100", "it is not of the form CARDSxNAME"),
+        "'8*a100' is no cluster: it is not of the form CARDSxNAME.",
+    ),
+    (
+        errors.ClusterTooSmall("2x4xa100", 8, 16, "16 stages"),
+        "2x4xa100 has 8 cards, and 16 stages needs 16; give a larger cluster or smaller degrees.",
+    ),
+    (errors.UnknownSchedule("zvb", ("zbv", "1f1b")), "'zvb' is not a schedule; did you mean 'zbv'?"),
+    (
+        errors.TooManyStages(9, 8, "its graph has 8 calls"),
+        "The model cannot be cut into 9 stages (its graph has 8 calls); give at most 8.",
+    ),
+    (
+        errors.BadMicrobatches(3, "they would be unequal on a batch of 8", "give one of 1, 2, 4, 8"),
+        "3 micro-batches cannot be: they would be unequal on a batch of 8; give one of 1, 2, 4, 8.",
+    ),
+    (
+        errors.PipelineTooLarge(2**30, 3 * 2**30, 0, "2.00 GiB of parameters", "give more stages"),
+        "No pipeline fits into 1.00 GiB a rank: rank 0 needs at least 3.00 GiB (2.00 GiB of parameters); give more stages.",
+    ),
+    (
+        errors.ChartImpossible("plotly is not installed", "pip install it"),
+        "The chart cannot be drawn: plotly is not installed; pip install it.",
+    ),
+    (
+        errors.WorldMismatch(3, 4, "4 ranks"),
+        "The plan needs 4 processes (4 ranks), and 3 run; launch with torchrun --nproc-per-node 4, or plan for 3 stages.",
+    ),
+    (
+        errors.PlanMismatch("ranks have different plans", "give all the same file"),
+        "The pipeline plan does not fit: ranks have different plans; give all the same file.",
+    ),
+    (
+        errors.BadBatch("it has 3 samples", "give 4"),
+        "The batch does not fit the pipeline: it has 3 samples; give 4.",
+    ),
+    (
+        errors.RankLost(1, "0F3", "Connection reset"),
+        "Rank 1 lost another rank while it ran 0F3 (Connection reset); look for the first error in the logs of the "
+        "others, and start again from a checkpoint, or let torchrun do so with --max-restarts.",
+    ),
+    (errors.StageFailed(1, "0F3", "ValueError: x"), "Rank 1 failed in 0F3: ValueError: x; the other ranks stop too."),
+    (
+        errors.NotParallel("FSDP with compiled stages", "it hooks modules", "leave one out"),
+        "FSDP with compiled stages cannot be: it hooks modules; leave one out.",
+    ),
+    (
+        errors.BadCheckpoint("ckpt", "it is empty"),
+        "The checkpoint in ckpt cannot be used: it is empty; give a folder that Pipeline.save wrote.",
+    ),
+    (
+        errors.NotLoaded(),
+        "The model was on the meta device and has no values yet; call load or load_state_dict before step.",
+    ),
+    (
         errors.Untraceable("The loop in f", "its length depends on data", "wrap it in torch.compiler.disable"),
         "The loop in f cannot be traced: its length depends on data; wrap it in torch.compiler.disable.",
     ),
