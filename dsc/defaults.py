@@ -8,10 +8,12 @@ from __future__ import annotations
 from dsc.manager import Pass
 from dsc.options import Options
 from dsc.passes.canonicalize import Canonicalize
+from dsc.passes.chunk_loss import ChunkLoss
 from dsc.passes.fuse import Fuse
 from dsc.passes.recompute import Recompute
 
 JOINT: tuple[Pass, ...] = (
+    ChunkLoss(),  # before losses are taken apart
     Canonicalize(),  # first: the others read single-purpose operators
     Recompute(),  # before the split: it decides what the split saves
 )

@@ -17,6 +17,7 @@ from dsc import bind, domain, kernels, ops
 from dsc.codegen.kernel import Call
 from dsc.codegen.lower import Bound, Unlowerable
 from dsc.manager import Remark
+from dsc.notes import notes
 from dsc.options import Options
 from dsc.program import Program, Slot
 from dsc.runtime.state import Entry, is_attribute
@@ -107,6 +108,7 @@ class Writer:
         self.escaping = self._escaping()
         self.real = self._real()
         self.names = _names(self.gm.graph.nodes)
+        self.sums = self._sums()
         for n in self.read_by_kernels:
             for target in ops.mutated(n):  # a kernel writes into an input: that is where the result lies
                 self.names[n] = self.names[target]
@@ -135,6 +137,29 @@ class Writer:
             if n in out or not (ops.is_view(n) or ops.is_split(n)):
                 out.add(n)
                 out.update(n.all_input_nodes)
+        return out
+
+    def _sums(self) -> dict[Node, Node]:
+        """Product that is added to another one -> that one, where it dies of it: the sum lies in its memory."""
+        out: dict[Node, Node] = {}
+        for i, step in enumerate(self.order):
+            n = step.node
+            if step.group is not None or ops.name_of(n) != "addmm.default" or n.kwargs or not self.poolable(n):
+                continue
+            have = ops.operand(n, 0)
+            made_here = have.op == "call_function" and ops.name_of(have) in OUT_VARIANTS and notes(have).group is None
+            if not made_here or have in self.escaping or self.last[have] != i or set(have.users) != {n}:
+                continue
+            a, b = ops.tensor(have), ops.tensor(n)
+            if domain.shape(a) == domain.shape(b) and a.stride() == b.stride():
+                out[n] = have
+        for n, have in reversed(out.items()):
+            self.last[have] = self.last[n]
+            if n in self.escaping:
+                self.escaping.add(have)
+        for n, have in out.items():
+            self.names[n] = self.names[have]
+            self.last.pop(n, None)
         return out
 
     # --- lines ------------------------------------------------------------------------------------------------------------
@@ -266,6 +291,10 @@ class Writer:
             if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)):
                 self.aten_calls += 1
                 self.bytes += sum(_nbytes(a) for a in {*ops.tensor_operands(n), n})
+        if n in self.sums:
+            self.lines.append(f"aten.addmm_.default({', '.join(map(self.word, n.args))})")
+            self.leave(self.dead(i))
+            return
         out = ops.name_of(n) in OUT_VARIANTS
         if out and self.pooled and n not in self.escaping and self.poolable(n):
             self.allocate(i, n)
@@ -305,7 +334,10 @@ class Writer:
         seen: dict[Node, None] = {}
         for n in step.nodes:
             for x in (*n.all_input_nodes, n):
-                seen[storage_of(x)] = None
+                storage = storage_of(x)
+                while storage in self.sums:
+                    storage = self.sums[storage]
+                seen[storage] = None
         done = [s for s in seen if self.last.get(s) == i and s not in self.escaping and not self.in_place(s)]
         return self.free_lines(done)
 

@@ -17,6 +17,7 @@ from dsc.errors import BadOption, BadPlugin, UnknownOption
 from dsc.manager import Pass, Report
 from dsc.options import Options
 from dsc.passes.canonicalize import Canonicalize
+from dsc.passes.chunk_loss import ChunkLoss
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
 from dsc.passes.precision import Precision
@@ -27,7 +28,7 @@ from dsc.runtime.state import State
 from dsc.target import Target
 
 KNOWN: Mapping[str, type[Pass]] = {
-    p.name: p for p in (Canonicalize, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)
+    p.name: p for p in (ChunkLoss, Canonicalize, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)
 }
 
 PLUGINS = "dsc.passes"

@@ -27,6 +27,9 @@ SHUFFLES = frozenset(
 NEAR = 64
 """Nodes between two groups that share an input and join (case 9)."""
 
+LITTLE = 100
+"""Groups that only share an input of so many times fewer bytes than either moves do not join for it (case 9)."""
+
 LAUNCH_SECONDS = 4e-6
 """Of one CUDA kernel; calls of C++ kernels in one sequence cost nothing worth counting."""
 
@@ -46,7 +49,7 @@ class Fuse(Pass):
     7. Two small groups over the same space join to save a launch, on targets where launches cost.
     8. A lone copy, cat or fill that ATen does as well stays with ATen.
     9. Groups that only share an input join if they stand near each other: of two layers, they would keep the operands
-       of both alive.
+       of both alive, and if the input is no trifle.
     10. A sum of all rows (``columns``; None: on CUDA) joins a group that reduces these rows and reads the same, if rows
         fit the registers of a program and are many: partial sums are kept there and added up by a second launch.
     11. A write into an input (``copy_``) joins the group that computes the value, which then stores it there, if the
@@ -254,7 +257,7 @@ def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
             return met if enough_parallel(met) else None
         internal = all(not web.outside(v, {first.id, second.id}) for v in first.makes)
         return second.space if internal and not first.space.reduces else None  # type: ignore[union-attr]
-    if abs(a.low - b.low) > NEAR:
+    if abs(a.low - b.low) > NEAR or saving(web, a, b) * LITTLE < min(moved(web, a), moved(web, b)):
         return None
     met = meet(web, a, b)
     return met if met is not None and enough_parallel(met) else None
