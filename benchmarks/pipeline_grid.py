@@ -1,14 +1,16 @@
 """Pipelines against one process: loss and every gradient, models x schedules x interpreted and compiled x 2 and 4 ranks.
 
 The largest difference of a gradient, relative to its largest number, and that of the loss.  One process runs the same
-micro-batches eagerly, one after the other.  ``searched`` stands for orders that were drawn by chance, each another.
+micro-batches eagerly, one after the other.  ``searched`` are orders that the search made for random times of the stages.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pipeline_ranks
 import torch
@@ -16,11 +18,16 @@ import torch.distributed as dist
 from common import table
 from torch import Tensor, nn
 
-from dsc.distributed import pipeline
+from dsc.distributed import assemble, pipeline
+from dsc.distributed.build import drive
 from dsc.distributed.cluster import Cluster, Link
-from dsc.distributed.plan import PipelinePlan
+from dsc.distributed.plan import PipelinePlan, why_not
 from dsc.distributed.planner import plan_pipeline
 from dsc.models import zoo
+from dsc.passes.solve import pipeline_search
+from dsc.passes.solve.pipeline_schedule import halves
+from dsc.passes.solve.pipeline_search import Effort
+from dsc.passes.solve.pipeline_simulate import Pipeline
 
 MODELS = ("gpt-tiny", "llama-tiny", "moe-tiny", "encdec-tiny", "uvit-tiny")
 SCHEDULES = ("1f1b", "zb-h1", "zbv", "dualpipev", "interleaved")
@@ -30,15 +37,23 @@ FREE = Link("free", 1e15, 0.0)
 
 
 def plans(name: str, ranks: int, schedules: Sequence[str], searched: int) -> dict[str, PipelinePlan]:
-    """Made once, for all ranks."""
+    """Made once, for all ranks: a plan for each schedule, and orders that were searched from other seeds for one split."""
     entry = zoo.load(name)
     model, microbatches = entry.build(), 2 * ranks
     inputs = entry.inputs(2 * microbatches)
     cluster = Cluster("cpu", 1, ranks, FREE, FREE)
     common = {"stages": ranks, "cluster": cluster, "microbatches": microbatches, "effort": "quick", "recompute": False}
     out = {s: plan_pipeline(model, inputs, schedule=s, **common) for s in schedules}
+    base, rng = out["zbv"], random.Random(0)
     for seed in range(searched):
-        out[f"searched {seed}"] = plan_pipeline(model, inputs, schedule="searched", seed=seed, **common)
+        times = [tuple(rng.uniform(0.5, 1.5) for _ in base.stages) for _ in "FIW"]  # an order is made for some times
+        zero = (0.0,) * len(base.stages)
+        p = Pipeline(ranks, microbatches, tuple(s.rank for s in base.stages), *times, zero[1:], zero, zero)
+        orders = pipeline_search.search(p, (), Effort(greedy=5, moves=300, starts=1), seed=seed)
+        assert orders is not None
+        out[f"searched {seed}"] = replace(base, schedule="searched", orders=tuple(map(halves, orders)))
+        problem = why_not(out[f"searched {seed}"])
+        assert problem is None, problem
     return out
 
 
@@ -59,26 +74,36 @@ def rows(name: str, made: dict[str, PipelinePlan], kinds: Sequence[bool]) -> lis
     inputs = entry.inputs(plan.microbatches * plan.microbatch_size)
     loss, want = reference(entry.build(), inputs, plan.microbatches)
     out = []
-    for (schedule, plan), compiled in itertools.product(made.items(), kinds):
-        pipe = pipeline.pipeline(entry.build(), inputs, plan=plan, compiled=compiled)
-        got = float(pipe.step(*inputs))
-        worst = torch.zeros(())
-        for n, p in pipe.named_parameters():
-            grad = torch.zeros_like(p) if p.grad is None else p.grad
-            worst = torch.maximum(worst, (grad - want[n]).abs().max() / want[n].abs().max().clamp_min(1e-12))
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        out.append((schedule, compiled, abs(got - loss) / loss, float(worst)))
+    for compiled in kinds:
+        kept: pipeline.Pipeline | None = None
+        for schedule, plan in made.items():
+            if kept is None or kept.plan.stages != plan.stages:
+                kept = pipeline.pipeline(entry.build(), inputs, plan=plan, compiled=compiled)
+            else:  # the same stages in another order
+                carry = assemble.differentiable(kept.setup.traced)
+                kept.plan = plan
+                kept.built.runtime = drive(plan, kept.place, kept.setup, kept.stages, kept.monitor, carry)
+            for p in kept.parameters():
+                p.grad = None
+            got = float(kept.step(*inputs))
+            worst = torch.zeros(())
+            for n, p in kept.named_parameters():
+                grad = torch.zeros_like(p) if p.grad is None else p.grad
+                worst = torch.maximum(worst, (grad - want[n]).abs().max() / want[n].abs().max().clamp_min(1e-12))
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+            out.append((schedule, compiled, abs(got - loss) / loss, float(worst)))
     return out
 
 
-def main(models: Sequence[str], worlds: Sequence[int], searched: int, compiled_searched: int) -> dict[str, object]:
+def main(models: Sequence[str], worlds: Sequence[int], searched: int) -> dict[str, object]:
     found: dict[str, object] = {}
     lines = []
     for world, name in itertools.product(worlds, models):
         made = plans(name, world, SCHEDULES, searched)
-        every = {k: p for k, p in made.items() if not k.startswith("searched") or int(k.split()[1]) < compiled_searched}
-        results = pipeline_ranks.run(world, rows, name, made, (False,))[0]
-        results += pipeline_ranks.run(world, rows, name, every, (True,))[0]
+        order = sorted(
+            made, key=lambda k: (made[k].stages != made["zbv"].stages, not k.startswith("searched"))
+        )  # these split all
+        results = pipeline_ranks.run(world, rows, name, {k: made[k] for k in order}, (False, True))[0]
         for schedule, compiled, loss, grad in results:
             found[f"{name} {world} {schedule} {'compiled' if compiled else 'interpreted'}"] = (loss, grad)
         for compiled in (False, True):

@@ -28,9 +28,8 @@ def main() -> None:
     p.add_argument("--models", default=",".join(pipeline_grid.MODELS), help="of the grid")
     p.add_argument("--ranks", default="2,4", help="of the grid")
     p.add_argument(
-        "--searched", type=int, default=pipeline_grid.SEARCHED, help="searched orders of each model in the grid"
+        "--searched", type=int, default=pipeline_grid.SEARCHED, help="searched orders of a model in the grid"
     )
-    p.add_argument("--searched-compiled", type=int, default=2, help="how many of them run compiled too")
     p.add_argument("--json", type=Path, default=None)
     a = p.parse_args()
     torch.set_num_threads(1)
@@ -38,9 +37,7 @@ def main() -> None:
         "sleep": pipeline_sleep.main,
         "even": pipeline_stages.even,
         "zero-bubble": pipeline_stages.zero_bubble,
-        "grid": lambda: pipeline_grid.main(
-            a.models.split(","), [int(r) for r in a.ranks.split(",")], a.searched, a.searched_compiled
-        ),
+        "grid": lambda: pipeline_grid.main(a.models.split(","), [int(r) for r in a.ranks.split(",")], a.searched),
         "powersgd": pipeline_powersgd.main,
         "recover": pipeline_recover.main,
     }

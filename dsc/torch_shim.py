@@ -348,3 +348,17 @@ def lowered_at_once() -> AbstractContextManager[object]:
     config = importlib.import_module("torch._functorch.config")
     patch: AbstractContextManager[object] = config.patch(force_non_lazy_backward_lowering=True)
     return patch
+
+
+@contextmanager
+def forwards_alone(runtime: Any) -> Iterator[None]:
+    """Inside, the runtime runs forwards and what they need: its own ``eval`` cannot, where stages of a rank are neighbours."""
+    whole = runtime.pipeline_order_with_comms
+    kinds = ("F", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
+    runtime.pipeline_order_with_comms = {
+        rank: [a for a in order if a.computation_type.value in kinds] for rank, order in whole.items()
+    }
+    try:
+        yield
+    finally:
+        runtime.pipeline_order_with_comms = whole

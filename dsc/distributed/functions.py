@@ -25,6 +25,7 @@ class Functions:
     """``forward`` is differentiable; its backward leaves the gradients of the weights to ``later``, if it was split."""
 
     forward: Callable[..., Sequence[torch.Tensor]]
+    split: bool = False
     later: list[Later] = field(default_factory=list)
     """What backwards have left to do, oldest first."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -41,7 +42,7 @@ def build(
     Raises:
         DscError: an option, target or pass that does not exist; a graph that a pass broke.
     """
-    made = Functions(lambda *_: ())
+    made = Functions(lambda *_: (), split_backward)
     make = None if options is None else compiler.make(options, _target(options, inputs))
 
     def compiled(graph: GraphModule, kind: str) -> split.Boxed:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +13,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from dsc import options as opt
-from dsc.distributed import assemble, checkpoint, forward, monitor, rebalance, reduce, tensor
+from dsc.distributed import assemble, checkpoint, forward, monitor, rebalance, reduce
+from dsc.distributed.build import Built, Loss, Setup, build, fits, unfilled
+from dsc.distributed.join import failures, own_device, start_processes
 from dsc.distributed.monitor import Monitor, Report
 from dsc.distributed.place import Place, place
 from dsc.distributed.plan import PipelinePlan, dump, parse
 from dsc.distributed.stage import GIVEN, StageModule
-from dsc.errors import BadBatch, BadCheckpoint, DscError, NotLoaded, PlanMismatch, RankLost, StageFailed
-from dsc.options import Options
-from dsc.torch_shim import on_reduced, pipeline_runtime
-
-Loss = Callable[[Any, Any], Tensor]
-LOST = ("Connection closed", "Connection reset", "Broken pipe", "unhandled system error", "remote process", "Timed out")
-"""Words of gloo and NCCL when the other side is gone."""
-
-
-@dataclass
-class Setup:
-    """All that a pipeline was made with but the plan: enough to make it again from another plan."""
-
-    traced: forward.Forward
-    names: Mapping[str, tuple[str, ...]]
-    """First name of a parameter or buffer -> all names under which the model's ``state_dict`` has it."""
-    unsaved: Mapping[str, Tensor]
-    """Buffers that no ``state_dict`` has, such as tables."""
-    loss: Loss
-    options: Options | None
-    device: torch.device
-    replicas: reduce.Replicas
-    shards: Mapping[str, int]
+from dsc.errors import BadBatch, BadCheckpoint, NotLoaded, PlanMismatch
+from dsc.torch_shim import forwards_alone
 
 
 @dataclass
@@ -59,21 +34,22 @@ class Pipeline:
     plan: PipelinePlan
     place: Place
     setup: Setup
-    stages: dict[int, StageModule]
-    runtime: Any
-    monitor: Monitor
-    sent: int
-    """Bytes that this rank sends in a step."""
-    ready: bool = True
-    """Whether the parameters have values: not those of a model on the meta device, before ``load``."""
+    built: Built
     taken: int = 0
     """Steps."""
     before: Report | None = None
     """What was measured when the shares of the ranks were last as they should be."""
     slow: tuple[float, ...] = ()
     """How many times slower than at first each rank is."""
-    extra: dict[str, Tensor] = field(default_factory=dict)
-    """Parameters and buffers that no stage reads; the first rank keeps them."""
+
+    @property
+    def stages(self) -> Mapping[int, StageModule]:
+        """By their numbers in the plan."""
+        return self.built.stages
+
+    @property
+    def monitor(self) -> Monitor:
+        return self.built.monitor
 
     def step(self, *inputs: Tensor | None, target: Any = None) -> Tensor:
         """Forward and backward of one batch; gradients are added to ``.grad``.  The mean loss, on every rank.
@@ -90,22 +66,21 @@ class Pipeline:
 
     def evaluate(self, *inputs: Tensor | None, target: Any = None) -> Tensor:
         """The mean loss of one batch, without gradients."""
-        with torch.no_grad():
+        with torch.no_grad(), forwards_alone(self.built.runtime):
             return self._run(inputs, target, train=False)
 
     def _run(self, inputs: Sequence[Tensor | None], target: Any, train: bool) -> Tensor:
-        if not self.ready:
+        if not self.built.ready:
             raise NotLoaded()
         args, given, target = self._batch(inputs, target)
         kept = reduce.take_gradients(self.parameters()) if train else {}
         losses: list[Tensor] = []
-        run = self.runtime.step if train else self.runtime.eval
+        run = self.built.runtime.step if train else self.built.runtime.eval
         start = time.perf_counter()
         if train:
             self.monitor.begin()
-        with failures(self):
-            extra = {"return_outputs": False} if train else {}
-            run(*args, target=target, losses=losses, **extra, **given)
+        with failures(f"step {self.taken}"):
+            run(*args, target=target, losses=losses, return_outputs=False, **given)
             if train:
                 self.setup.replicas.finish()
                 reduce.sum_shared(self.plan, self.place, self.stages)
@@ -168,7 +143,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's parameters and buffers under all names that the model has for them; together, the model's own."""
-        found = dict(self.extra)
+        found = dict(self.built.extra)
         for stage in self.stages.values():
             for name, value in stage.state_dict().items():
                 found |= dict.fromkeys(self.setup.names[name], value)
@@ -194,7 +169,7 @@ class Pipeline:
                         f"the state has no {name} of shape {tuple(value.shape)}", "give this model's state"
                     )
                 value.copy_(checkpoint.like(state[name], value))
-        self.ready = True
+        self.built.ready = True
 
     def save(
         self, folder: str | Path, optimizer: Optimizer | None = None, background: bool = False
@@ -223,7 +198,7 @@ class Pipeline:
             raise BadCheckpoint(str(folder), "no whole step lies in it")
         parameters = dict(self.named_parameters())
         self.taken = checkpoint.read(where, self.state_dict(), parameters, optimizer, self.place.everybody())
-        self.ready = True
+        self.built.ready = True
         return self.taken
 
     def resume(self, folder: str | Path, optimizer: Optimizer | None = None) -> int:
@@ -241,12 +216,12 @@ class Pipeline:
         fits(plan, self.setup.traced)
         at = place(plan, self.place.mesh, self.setup.device)
         self.save(folder, optimizer)
-        taken, extra, slow = self.taken, self.extra, self.slow
-        self.stages.clear()  # memory of the old parameters, before that of the new
-        new = build(plan, at, self.setup, {**unfilled(self.setup.traced), **self.setup.unsaved})
-        new.extra, new.slow = extra, slow
-        vars(self).update(vars(new))
-        self.load(Path(folder) / checkpoint.step_name(taken), optimizer)
+        extra = self.built.extra
+        self.built.stages.clear()  # memory of the old parameters, before that of the new
+        built = build(plan, at, self.setup, {**unfilled(self.setup.traced), **self.setup.unsaved})
+        built.extra = extra
+        self.plan, self.place, self.built, self.before = plan, at, built, None
+        self.load(Path(folder) / checkpoint.step_name(self.taken), optimizer)
 
     def rebalance(
         self,
@@ -282,7 +257,7 @@ class Pipeline:
 
     def report(self) -> Report:
         """What all ranks measured over the last steps; all of them ask."""
-        return monitor.gather(self.monitor, self.plan, self.place.rank, self.sent, self.place.group)
+        return monitor.gather(self.monitor, self.plan, self.place.rank, self.built.sent, self.place.group)
 
 
 def pipeline(
@@ -336,88 +311,7 @@ def pipeline(
     unsaved = {name: t for name, t in values.items() if name not in names}
     scaled_loss = scaled(loss or default_loss, plan.microbatches, reduction)
     setup = Setup(traced, names, unsaved, scaled_loss, chosen, where, wanted, dict(shards or {}))
-    return build(plan, at, setup, values)
-
-
-def build(plan: PipelinePlan, at: Place, setup: Setup, values: Mapping[str, Tensor]) -> Pipeline:
-    """This rank's stages, with these parameters and buffers; those on the meta device get memory, but no values."""
-    traced, device = setup.traced, setup.device
-    carry = assemble.differentiable(traced)
-    watch = Monitor(device)
-    wide = at.dimension("tp")
-    modules: dict[int, StageModule] = {}
-    engine = []
-    own: dict[str, Tensor] = {}
-    sent = 0
-    for s in plan.stages_of(at.rank):
-        parts = assemble.assemble(traced, s)
-        for name in (*parts.weights, *parts.held):
-            if name not in own:
-                own[name] = _own(values.get(name, traced.constants.get(name)), device)
-                if wide is not None:
-                    own[name] = tensor.spread(name, own[name], setup.shards, wide)
-        borrowed = [name for name in parts.weights if any(name in m.trained for m in modules.values())]
-        aliases = {name: nn.Parameter(own[name].detach()) for name in borrowed}
-        module = StageModule(parts, {**own, **aliases}, setup.names.keys(), borrowed)
-        arriving, leaving = (assemble.example(traced, names, carry, device) for names in (s.receives, s.sends))
-        given = assemble.example(traced, s.inputs, carry, device)
-        splits = any(stage == s.index and kind == "I" for stage, kind, _ in plan.orders[at.rank])
-        module.compile([*arriving, *given], setup.options, splits, wide)
-        setup.replicas.wrap(
-            s.index, module, at
-        )  # behind: the functions see whole parameters, sharded ones are gathered
-        stage = monitor.TimedStage(
-            module,
-            s.index,
-            len(plan.stages),
-            device,
-            input_args=tuple(arriving if s.index else given),
-            output_args=tuple(leaving),
-            group=at.group,
-            dw_builder=module.weight_gradients if splits else None,
-        )
-        stage.monitor = watch
-        modules[s.index] = module
-        engine.append(stage)
-        on, back = s.index < len(plan.stages) - 1, s.index > 0
-        sent += sum(t.nbytes for t in leaving) * on + sum(t.nbytes for t in arriving if t.requires_grad) * back
-    orders = {at.member(r): [f"{s}{k}{m}" for s, k, m in order] for r, order in enumerate(plan.orders)}
-    runtime = pipeline_runtime(engine, orders, plan.microbatches, setup.loss)
-    if setup.replicas.reduces and at.dimension("dp") is not None:
-        on_reduced(runtime, lambda index: setup.replicas.reduce(index, modules[index]))
-    used = {name for s in plan.stages for name in s.state}
-    extra = {n: t for n, t in values.items() if n not in used and at.rank == 0 and not t.is_meta}
-    ready = not any(t is not None and t.is_meta for t in values.values())
-    return Pipeline(plan, at, setup, modules, runtime, watch, sent * plan.microbatches, ready, extra=extra)
-
-
-def fits(plan: PipelinePlan, traced: forward.Forward) -> None:
-    """Raise ``PlanMismatch`` if the plan is for another graph."""
-    if traced.fingerprint != plan.graph:
-        raise PlanMismatch(
-            f"it was made for the graph {plan.graph}, and this model on these inputs has {traced.fingerprint}",
-            "plan again, or give the model and the batch that it was made for",
-        )
-
-
-def unfilled(traced: forward.Forward) -> dict[str, Tensor]:
-    """The parameters and buffers of the model on the meta device."""
-    out: dict[str, Tensor] = {}
-    for n in traced.gm.graph.find_nodes(op="placeholder"):
-        if n.name in traced.state:
-            value = torch.empty(n.meta["val"].shape, dtype=n.meta["val"].dtype, device="meta")
-            parameter = n.name in traced.parameters or isinstance(n.meta["val"], nn.Parameter)
-            out[traced.state[n.name]] = nn.Parameter(value, n.name in traced.parameters) if parameter else value
-    return out
-
-
-def _own(value: Tensor | None, device: torch.device) -> Tensor:
-    """The same tensor if it lies there already; else one of the same kind that does."""
-    assert value is not None
-    if value.device == device:
-        return value
-    moved = torch.empty_like(value, device=device) if value.is_meta else value.detach().to(device)
-    return nn.Parameter(moved, value.requires_grad) if isinstance(value, nn.Parameter) else moved
+    return Pipeline(plan, at, setup, build(plan, at, setup, values))
 
 
 def default_loss(results: Any, target: Any) -> Tensor:
@@ -435,50 +329,3 @@ def scaled(loss: Loss, microbatches: int, reduction: str) -> Loss:
         raise BadBatch(f"{reduction!r} is no reduction of a loss", "give 'mean' or 'sum'")
     share = microbatches if reduction == "mean" else 1
     return lambda results, target: loss(results, target) / share
-
-
-def own_device() -> torch.device:
-    """The GPU that torchrun gave to this process, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    index = int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-def start_processes(device: torch.device, timeout: float) -> None:
-    """Join the other processes, unless the script did already: NCCL for GPUs, gloo for CPUs.
-
-    After a restart torchrun hands out the store of the attempt before, with the addresses of processes that are gone:
-    each attempt gets keys of its own.
-    """
-    if dist.is_initialized():
-        return
-    limit = timedelta(seconds=timeout)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store, rank, world = next(rendezvous("env://", timeout=limit))
-    store.set_timeout(limit)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        backend, store=PrefixStore(f"attempt {attempt}", store), rank=rank, world_size=world, timeout=limit
-    )
-
-
-@contextmanager
-def failures(pipe: Pipeline) -> Iterator[None]:
-    """Errors of the runtime as one sentence that names the rank and the step."""
-    doing = f"step {pipe.taken}"
-    log, quiet = logging.getLogger("torch.distributed.pipelining.schedules"), logging.Filter("nobody")
-    log.addFilter(quiet)  # it would print the whole schedule; the error says what to know
-    try:
-        yield
-    except DscError:
-        raise
-    except Exception as why:
-        line = (str(why.__cause__ or why).strip().splitlines() or [type(why).__name__])[0]
-        rank = dist.get_rank()
-        if any(word in str(why) for word in LOST):
-            raise RankLost(rank, doing, line) from why
-        raise StageFailed(rank, doing, f"{type(why.__cause__ or why).__name__}: {line}") from why
-    finally:
-        log.removeFilter(quiet)

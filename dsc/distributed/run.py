@@ -13,7 +13,7 @@ import sys
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 
-from dsc.distributed.pipeline import own_device, start_processes
+from dsc.distributed.join import own_device, start_processes
 from dsc.errors import DscError
 
 USAGE = "usage: torchrun --nproc-per-node N -m dsc.distributed.run [--timeout SECONDS] SCRIPT [ARGUMENTS]"

@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 LIMIT = 240
 """Seconds, on a busy machine."""
 TWO = (
-    "gpt-tiny,1F1B,1,interpreted,0",
     "gpt-tiny,random,2,interpreted,3",
     "encdec-tiny,InterleavedZeroBubble,1,compiled,0",
     "saves",
@@ -24,7 +23,7 @@ TWO = (
     "refuses",
     "dies",
 )
-FOUR = ("uvit-tiny,ZBVZeroBubble,2,interpreted,1", "moe-tiny,Interleaved1F1B,1,interpreted,2", "powersgd", "replicated")
+FOUR = ("uvit-tiny,ZBVZeroBubble,2,interpreted,1", "powersgd", "replicated", "sharded")
 
 
 def environment() -> dict[str, str]:
