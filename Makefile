@@ -27,10 +27,9 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
+# one table of compile time, restarts, scale, the cache under stress, step time and bytes; ARGS="--quick --only restart"
 bench: $(VENV)/ready
-	$(RUN) benchmarks/fusion.py
-	$(RUN) benchmarks/compile_time.py
-	$(RUN) benchmarks/step_time.py
+	$(RUN) benchmarks/all.py $(ARGS)
 
 bench-precision: $(VENV)/ready
 	$(RUN) benchmarks/precision.py $(ARGS)

@@ -1,6 +1,7 @@
 """Seconds to compile a train step from nothing, dsc against torch's default compiler: ``python benchmarks/compile_time.py``.
 
-What compiling costs is the first forward and backward less a steady one.  Each measurement is a fresh process with empty
+What compiling costs is the first forward and backward less a steady one, in seconds, and in CPU seconds of the process and
+its children, which other work on the machine disturbs less.  Each measurement is a fresh process with empty
 caches; kinds take turns, and the numbers are medians.  ``aot_eager`` is the floor of every backend: capturing the graph,
 deriving the backward, and compiling nothing.
 """
@@ -31,13 +32,17 @@ def once(kind: str, name: str, dtype: str, threads: int | None) -> dict[str, flo
     case.step(case.model)  # so that what eager does once is not counted as compiling
     options = {"on_compile": lambda r: seconds.append(r.seconds)} if kind == "dsc" else None
     forward: Any = torch.compile(case.model, backend=kind, options=options)
-    times = []
+    times, cpu = [], []
     for _ in range(4):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), common.cpu_seconds()
         case.step(forward)
         times.append(time.perf_counter() - start)
-    steady = statistics.median(times[1:])
-    return {"compile": times[0] - steady, "first": times[0], "steady": steady, "backend": sum(seconds)}
+        cpu.append(common.cpu_seconds() - used)
+    steady, steady_cpu = statistics.median(times[1:]), statistics.median(cpu[1:])
+    return {
+        "compile": times[0] - steady, "cpu": cpu[0] - steady_cpu, "first": times[0], "steady": steady,
+        "backend": sum(seconds),
+    }  # fmt: skip
 
 
 def fresh(kind: str, name: str, dtype: str, threads: int | None) -> dict[str, float]:
@@ -72,17 +77,18 @@ def main() -> None:
         results[name] = {
             k: {n: statistics.median(r[n] for r in rs) for n in rs[0]} | {"runs": rs} for k, rs in runs.items()
         }
-        base = results[name].get("dsc", {}).get("compile")
+        base = results[name].get("dsc")
         for kind, r in results[name].items():
             spread = f"{min(x['compile'] for x in r['runs']):.1f}-{max(x['compile'] for x in r['runs']):.1f}"
-            rows.append((name, kind, r["compile"], spread, r["compile"] / base if base else None, r["backend"] or None))
+            wall, cpu = (r[n] / base[n] if base else None for n in ("compile", "cpu"))
+            rows.append((name, kind, r["compile"], spread, wall, r["cpu"], cpu, r["backend"] or None))
         print(common.table(HEAD, rows[-len(kinds) :]), flush=True)
     if len(results) > 1:
         print("\n" + common.table(HEAD, rows))
     common.write_json(args.json, results)
 
 
-HEAD = ("train step", "", "compile s", "range", "x dsc", "in passes and kernels s")
+HEAD = ("train step", "", "compile s", "range", "x dsc", "CPU s", "x dsc", "in passes and kernels s")
 
 
 if __name__ == "__main__":
