@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from importlib import metadata
 from typing import Any, ClassVar
 
+import torch
 from torch.fx import GraphModule
 
 from dsc import budget, errors, manager
@@ -24,6 +25,7 @@ from dsc.passes.precision import Precision
 from dsc.passes.recompute import Recompute
 from dsc.passes.sparse_attention import SparseAttention
 from dsc.passes.sparsify import Sparsify, names
+from dsc.passes.sparsify_cost import Measure
 from dsc.runtime.state import State
 from dsc.target import Target
 
@@ -60,7 +62,7 @@ def asked(
         fused = options.emit != "aten"
         joint = budgeted(joint, Memory(limit, held, options.memory_plan, fused, options.offload))
     if options.sparsity is not None:
-        joint = sparse(joint, options.sparsity, state)
+        joint = sparse(joint, options.sparsity, state, target)
         warn_of_stale_masks(joint)
     if options.attention is not None:
         joint = attending(joint, options.attention)
@@ -112,16 +114,27 @@ def listed(passes: str | Sequence[object]) -> tuple[Pass, ...]:
     return tuple(out)
 
 
-def sparse(joint: Sequence[Pass], given: str | Mapping[str, Any], state: State) -> tuple[Pass, ...]:
+def sparse(joint: Sequence[Pass], given: str | Mapping[str, Any], state: State, target: Target) -> tuple[Pass, ...]:
     """The passes on the joint graph with ``options.sparsity``: after ``canonicalize``, before all that choose formats.
 
     Raises:
         UnknownOption, BadOption: what is given makes no sense.
     """
-    values = {"pattern": given} if isinstance(given, str) else _fields(Sparsify, given, "sparsity")
+    values: dict[str, Any] = {"pattern": given} if isinstance(given, str) else _fields(Sparsify, given, "sparsity")
     if "layers" in values:
         values["layers"] = names(values["layers"])
-    return _early(joint, Sparsify(**values, state=state))
+    return _early(joint, Sparsify(**values, state=state, measure=_measure(target)))
+
+
+def _measure(target: Target) -> Measure | None:
+    """What times products on the GPU that is planned for, if it is here."""
+    if target.kind != "cuda" or not torch.cuda.is_available():
+        return None
+    if torch.cuda.get_device_capability() != target.capability:
+        return None
+    from dsc.codegen.templates import sparse_time  # needs Triton
+
+    return sparse_time.seconds
 
 
 def attending(joint: Sequence[Pass], given: Mapping[str, Any]) -> tuple[Pass, ...]:
@@ -134,7 +147,7 @@ def attending(joint: Sequence[Pass], given: Mapping[str, Any]) -> tuple[Pass, ..
 
 
 def _fields(kind: type[Pass], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    known = tuple(f.name for f in fields(kind) if f.name != "state")
+    known = tuple(f.name for f in fields(kind) if f.name not in ("state", "measure"))
     if unknown := [key for key in given if key not in known]:
         raise UnknownOption(str(unknown[0]), known, owner)
     return dict(given)

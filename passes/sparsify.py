@@ -15,7 +15,7 @@ from dsc.errors import BadOption
 from dsc.manager import Pass, Remark, Report
 from dsc.passes import linears, sparsify_apply
 from dsc.passes.linears import Linear
-from dsc.passes.sparsify_cost import Times, times
+from dsc.passes.sparsify_cost import Measure, Times, times
 from dsc.runtime.state import State
 from dsc.target import Target
 from dsc.torch_shim import optimization_hint
@@ -45,7 +45,7 @@ class Sparsify(Pass):
     5. On a CPU, the products of the backward skip rows of the gradient whose largest element is at most ``gate`` times
        the root mean square of those: 0 skips rows of zeros alone, which changes nothing.
     6. On a GPU target and with ``never_slower``, a layer stays dense where its products, with packing, take no less time
-       sparse, by the cost model.
+       sparse: by measurement where the GPU is here, by the cost model where it is not.
     7. Does not fire: weights that are frozen, tied, or shared by layers; other dtypes; shapes that M does not divide;
        layers that are not chosen.  Each leaves a Remark.
 
@@ -73,6 +73,8 @@ class Sparsify(Pass):
     gate_threshold: float = 0.0
     never_slower: bool = True
     state: State = field(default_factory=State, compare=False, repr=False)
+    measure: Measure | None = field(default=None, compare=False, repr=False)
+    """Times products on the GPU, if it is here; None: the model decides alone."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -137,8 +139,8 @@ class Sparsify(Pass):
         return any(p == ALL or (p == MLP and x.hidden) or fnmatchcase(x.layer, p) for p in self.layers)
 
     def slower(self, x: Linear, target: Target) -> str | Times:
-        """The modelled times of a layer, or why it stays dense."""
-        found = times(x, self.nm, self.transposable, target)
+        """The times of a layer, or why it stays dense."""
+        found = times(x, self.nm, self.transposable, target, self.measure)
         if target.kind == "cpu" or not self.never_slower or found.sparse < found.dense:
             return found
         return (
@@ -150,8 +152,9 @@ class Sparsify(Pass):
         shape = f"{self.pattern} of [{n}, {k}] for {optimization_hint(m)} rows"
         if target.kind == "cpu":
             return f"{shape}: masked, products of the CPU are dense"
+        known = "modelled" if self.measure is None else "measured"
         return (
-            f"{shape}, {how.kernel}: {how.dense * 1e6:.1f} us a step dense, {how.sparse * 1e6:.1f} us sparse (modelled)"
+            f"{shape}, {how.kernel}: {how.dense * 1e6:.1f} us a step dense, {how.sparse * 1e6:.1f} us sparse ({known})"
         )
 
 

@@ -1,8 +1,8 @@
-"""What a linear layer takes in a train step, dense and 2:4 sparse, on a target: a roofline, nothing is measured."""
+"""What a linear layer takes in a train step, dense and 2:4 sparse, on a target."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,13 +34,18 @@ class Times:
     """masked, mma.sp, or cusparselt."""
 
 
-def times(x: Linear, nm: tuple[int, int], transposable: bool, target: Target) -> Times:
+Measure = Callable[[str, int, int, int, torch.dtype], tuple[float, float]]
+"""Kernel, sizes M, N, K and dtype of a product -> its seconds, dense and sparse, on the GPU that is here."""
+
+
+def times(x: Linear, nm: tuple[int, int], transposable: bool, target: Target, measure: Measure | None = None) -> Times:
     """Of the layer on the target.
 
     1. Sparse tensor cores multiply 16-bit operands by 2:4 weights with sides of whole tiles.  On sm_80 that is dsc's own
        kernel; on sm_90 it is for few rows, and cuSPARSELt otherwise.  All else is a masked dense product.
     2. The weight's gradient stays dense; so does the input's, unless the mask is transposable.
     3. Sparsity adds a pass over the weight: it is read, and written packed or masked.
+    4. Without ``measure`` all is a roofline; with it, products are what was measured.
     """
     rows, n, k = x.shape
     m = optimization_hint(rows)
@@ -56,6 +61,9 @@ def times(x: Linear, nm: tuple[int, int], transposable: bool, target: Target) ->
     if kernel == "masked" or target.capability is None:
         return Times(dense, dense + prepare, "masked")
     fast = _seconds(m, n, k, GAIN[target.capability[0]], PACKED, dtype, target)
+    if measure is not None:
+        product, fast = measure(kernel, m, n, k, dtype)
+        dense = product * (1 + backward)
     count = 1 + (transposable and x.dgrad is not None)
     return Times(dense, fast * count + product * (1 + backward - count) + prepare, kernel)
 

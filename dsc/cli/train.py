@@ -57,6 +57,7 @@ def train(
     from dsc import passlist, sparsity
     from dsc.debug.train import Settings, layer_table, table, watch_live
     from dsc.runtime.state import State
+    from dsc.target import find
 
     if threads:
         torch.set_num_threads(threads)
@@ -75,7 +76,9 @@ def train(
         seconds=seconds,
     )
     if (option := settings.option()) is not None:
-        passlist.sparse((), option, State())  # a bad pattern is better heard of now than from inside the compiler
+        passlist.sparse(
+            (), option, State(), find("cpu")
+        )  # a bad pattern is better heard of now than from inside the compiler
     draws, words = feeds(entry, net, text, batch or entry.batch)
     out, state = console(), State()
     if not as_json:

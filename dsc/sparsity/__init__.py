@@ -19,3 +19,4 @@ from dsc.sparsity.export import finalize as finalize
 from dsc.sparsity.telemetry import Layer as Layer
 from dsc.sparsity.telemetry import Telemetry as Telemetry
 from dsc.sparsity.telemetry import read as read
+from dsc.sparsity.telemetry import tell as tell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -70,14 +70,23 @@ class Telemetry:
         return -sum(p * math.log(p) for p in shares if p) / math.log(len(shares))
 
     def numbers(self) -> dict[str, float]:
-        """Name -> number, for a logger: ``sparsity/density``, ``sparsity/blocks.0.up/flip_rate``, ..."""
+        """Name -> number, for a logger: ``sparsity/density`` of all, ``blocks.0.up/flip_rate`` of a layer, ..."""
         out = {
             f"sparsity/{n}": float(getattr(self, n))
             for n in ("density", "flip_rate", "retained", "entropy", "coverage", "gated")
         }
         for x in self.layers:
-            out |= {f"sparsity/{x.name}/{n}": float(getattr(x, n)) for n in ("density", "flip_rate", "retained")}
+            out |= {f"{x.name}/{n}": float(getattr(x, n)) for n in ("density", "flip_rate", "retained")}
         return out
+
+
+def tell(state: State, callback: Callable[[int, Mapping[str, float]], None]) -> None:
+    """Hand step and numbers to a callback, of the kind that ``dsc.PrecisionController`` has: one can serve both.
+
+    Raises:
+        NoSparsity: the state has no sparse layers.
+    """
+    callback(int(state[f"{PREFIX}step"]), read(state).numbers())
 
 
 def layers(state: State) -> tuple[str, ...]:
