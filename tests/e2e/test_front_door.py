@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from dsc import kernels
 from dsc.codegen import build
 from dsc.codegen.lower import Unlowerable
-from dsc.errors import BadOption, DscWarning, OptionNotYet, UnknownOption, UnknownPass, UnknownTarget
+from dsc.errors import BadOption, DscWarning, UnknownFormat, UnknownOption, UnknownPass, UnknownTarget
 
 compile = partial(torch.compile, backend="dsc")
 
@@ -113,7 +113,8 @@ def test_by_name_without_import() -> None:
         ({"numeric": "fast"}, UnknownOption, "did you mean 'numerics'"),
         ({"emit": "rust"}, BadOption, "Option 'emit' cannot be 'rust'"),
         ({"verify": "yes"}, BadOption, "True or False"),
-        ({"precision": "bf16"}, OptionNotYet, "not available yet"),
+        ({"precision": "bf17"}, UnknownFormat, "did you mean .bf16"),
+        ({"sparsity": "4:2"}, BadOption, "N:M with N < M"),
         ({"target": "h10"}, UnknownTarget, "did you mean 'h10"),
         ({"passes": "canonicalise"}, UnknownPass, "did you mean 'canonicalize'"),
     ],
