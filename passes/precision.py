@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from dsc.errors import BadCalibration, BadPrecisionPlan, NoSuchLayer, NotOnTarget
 from dsc.manager import Pass, Remark, Report
@@ -16,6 +16,7 @@ from dsc.passes.precision_apply import apply
 from dsc.passes.precision_calibrate import calibrate, plan
 from dsc.passes.precision_control import apply_switched
 from dsc.passes.precision_measure import Measured
+from dsc.passes.precision_produce import fuse_producers
 from dsc.passes.precision_sites import Site, extract
 from dsc.passes.precision_time import available, planned_for, refusal, seconds
 from dsc.precision import plan as plans
@@ -39,6 +40,7 @@ class Precision(Pass):
        within ``budget``.  ``file``: a plan that lies there is applied unchanged, else the new one is put there.
     3. 16-bit formats and tf32 round the operands; 8-bit ones scale them too, as ``dsc.precision.emulate`` says.  Operands
        are shared between products, 8-bit ones are saved for the backward in place of what they round.
+       On a GPU the kernel that rounds also computes the activation or sum before it, if nothing else reads that.
     4. It must not fire: a product that is in the format already, of another dtype, of batches in 8 bits, or whose shape
        makes 8 bits slower on the target; with one format for all in 8 bits, the layer that feeds the loss.
     5. With a ``controller`` every product that can change its format looks it up when it runs, in the state, and reports
@@ -73,11 +75,16 @@ class Precision(Pass):
             formats, remarks = planned(known, sites, target)
         else:
             formats, remarks = asked(parse(self.given or self.format, self.recipe), sites, target)
+        fused: list[Node] = []
         if self.controller is None:
             apply(gm, sites, formats)
+            fused = fuse_producers(gm) if target.kind == "cuda" else []
         else:
             apply_switched(gm, sites, formats, self.controller, known)
         did = [Remark(s.name, "did", why(s, formats[s.name], known)) for s in sites if s.name in formats]
+        did += [
+            Remark(n.name, "did", f"rounded where {n.args[1]} computes it, never in 16 bits in memory") for n in fused
+        ]
         return Report(bool(formats), (*did, *remarks), numbers(sites, formats, target, known))
 
     @property

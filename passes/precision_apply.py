@@ -145,14 +145,18 @@ class Rewriter:
         node.meta = {k: site.meta[k] for k in KEPT if k in site.meta}
         if (tag := tag or site.meta.get("partitioner_tag")) is not None:
             node.meta["partitioner_tag"] = tag
-        shown = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-        if target is getitem:
-            node.meta["val"] = shown[0][shown[1]]
-            return node
-        mode = next(v.fake_mode for v in shown if hasattr(v, "fake_mode"))
-        with mode:
-            node.meta["val"] = target(*shown, **kwargs)
+        node.meta["val"] = fake(target, args, kwargs)
         return node
+
+
+def fake(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """What a call gives for the fake values of its arguments."""
+    shown = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+    if target is getitem:
+        return shown[0][shown[1]]
+    mode = next(v.fake_mode for v in shown if hasattr(v, "fake_mode"))
+    with mode:
+        return target(*shown, **(kwargs or {}))
 
 
 def drop_dead_views(gm: GraphModule) -> None:

@@ -33,7 +33,14 @@ def quantise_both(x: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor, Te
     return rounded(x, dtype, grain, along=True, across=True)
 
 
-def rounded(x: Tensor, dtype: str, grain: str, along: bool, across: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def quantise_of(inputs: list[Tensor], producer: str, dtype: str, grain: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, *others = (t.contiguous() for t in inputs)
+    return rounded(x, dtype, grain, along=True, across=True, other=others[0] if others else x, producer=producer)
+
+
+def rounded(
+    x: Tensor, dtype: str, grain: str, along: bool, across: bool, other: Tensor | None = None, producer: str = ""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One launch; where a scale spans more than a tile, its maximum is found first."""
     rows, columns = x.shape
     stored, limit = emulate.STORED[dtype], emulate.LIMIT[dtype]
@@ -47,11 +54,23 @@ def rounded(x: Tensor, dtype: str, grain: str, along: bool, across: bool) -> tup
         if across and grain == "row":
             inverse_t = emulate.inverse_scale(emulate.largest(x.t(), grain).float(), dtype, grain)
             st = inverse_t.reciprocal()
-    constants = quantise8.constants(grain, along, across, limit, dtype == "int8")
+    constants = quantise8.constants(grain, along, across, limit, dtype == "int8", producer)
     if x.numel():
         with LANGUAGE, torch.cuda.device(x.device):
             kernel(quantise8.SOURCE, "quantise")[(quantise8.programs(rows, columns),)](
-                x, q, s, qt, st, inverse, inverse_t, rows, columns, *x.stride(), **constants, num_warps=quantise8.WARPS
+                x,
+                x if other is None else other,
+                q,
+                s,
+                qt,
+                st,
+                inverse,
+                inverse_t,
+                rows,
+                columns,
+                *x.stride(),
+                **constants,
+                num_warps=quantise8.WARPS,
             )
     return q, s, qt, st
 
@@ -112,6 +131,7 @@ def mm_tf32(a: Tensor, b: Tensor) -> Tensor:
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "quantise": quantise,
     "quantise_both": quantise_both,
+    "quantise_of": quantise_of,
     "mm8": mm8,
     "mm_tf32": mm_tf32,
 }

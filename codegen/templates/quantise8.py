@@ -1,7 +1,7 @@
 """Triton that rounds a matrix to 8 bits: read once, written along its rows, along its columns, or both.
 
 A program takes a tile of 128 x 128, so that it knows the maxima of all blocks in both directions.  Where a scale spans
-more than a tile (``row``, ``tensor``) it is given.
+more than a tile (``row``, ``tensor``) it is given.  ``PRODUCER`` computes the value first, so that it is never in memory.
 """
 
 from __future__ import annotations
@@ -54,10 +54,27 @@ def bad(x, AXIS: tl.constexpr):
 
 
 @triton.jit
+def produced(v, w, PRODUCER: tl.constexpr):
+    """What ``dsc.precision.ops.PRODUCERS`` names."""
+    if PRODUCER == "gelu":
+        v = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))
+    elif PRODUCER == "gelu_tanh":
+        inner = 0.7978845608028654 * (v + 0.044715 * v * v * v)
+        v = v / (1.0 + tl.exp(-2.0 * inner))
+    elif PRODUCER == "relu":
+        v = tl.where(v < 0.0, 0.0, v)
+    elif PRODUCER == "silu_mul":
+        v = (v / (1.0 + tl.exp(-v))) * w
+    elif PRODUCER == "add":
+        v = v + w
+    return v
+
+
+@triton.jit
 def quantise(
-    x, q, s, qt, st, inverses, inverses_t, rows, columns, x0, x1,
+    x, y, q, s, qt, st, inverses, inverses_t, rows, columns, x0, x1,
     GRAIN: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, LIMIT: tl.constexpr, INTEGER: tl.constexpr,
-    SIDE: tl.constexpr,
+    PRODUCER: tl.constexpr, SIDE: tl.constexpr,
 ):
     """x -> q [rows, columns] if ALONG, and qt [columns, rows] if ACROSS, with their scales."""
     across, down = ceil(columns, SIDE), ceil(rows, SIDE)
@@ -65,6 +82,11 @@ def quantise(
     i, j = row * SIDE + tl.arange(0, SIDE), column * SIDE + tl.arange(0, SIDE)
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     v = tl.load(x + i[:, None] * x0 + j[None, :] * x1, mask=inside, other=0.0).to(tl.float32)
+    if PRODUCER != "":
+        w = v
+        if PRODUCER == "silu_mul" or PRODUCER == "add":
+            w = tl.load(y + i[:, None] * x0 + j[None, :] * x1, mask=inside, other=0.0).to(tl.float32)
+        v = produced(v, w, PRODUCER).to(x.dtype.element_ty).to(tl.float32)
     size = tl.abs(v)
     if GRAIN == "128x128":
         tile = tl.reduce(tl.reduce(size, 1, larger), 0, larger) + tl.reduce(bad(v, 1), 0, add)
@@ -100,9 +122,12 @@ def quantise(
 '''
 
 
-def constants(grain: str, along: bool, across: bool, limit: float, integer: bool) -> Mapping[str, object]:
+def constants(
+    grain: str, along: bool, across: bool, limit: float, integer: bool, producer: str = ""
+) -> Mapping[str, object]:
     return {
-        "GRAIN": grain, "ALONG": along, "ACROSS": across, "LIMIT": limit, "INTEGER": integer, "SIDE": SIDE,
+        "GRAIN": grain, "ALONG": along, "ACROSS": across, "LIMIT": limit, "INTEGER": integer,
+        "PRODUCER": producer, "SIDE": SIDE,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
     dsc::quantise(x [R, C], dtype, grain) -> (q [R, C], scale)
     dsc::quantise_both(x, dtype, grain) -> (q, scale, q of the transpose [C, R], its scale)
+    dsc::quantise_of(inputs, producer, dtype, grain) -> the same four, of what a pointwise operator makes of the inputs
     dsc::mm8(a [M, K], scale_a, b [N, K], scale_b, dtype) -> [M, N]
     dsc::mm_tf32(a [M, K], b [K, N]) -> fp32 [M, N], or with one more dimension in front of each
 
@@ -9,6 +10,8 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,10 +22,29 @@ NAMESPACE = "dsc"
 
 torch.library.define("dsc::quantise", "(Tensor x, str dtype, str grain) -> (Tensor, Tensor)")
 torch.library.define("dsc::quantise_both", "(Tensor x, str dtype, str grain) -> (Tensor, Tensor, Tensor, Tensor)")
+torch.library.define(
+    "dsc::quantise_of",
+    "(Tensor[] inputs, str producer, str dtype, str grain) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 torch.library.define("dsc::mm8", "(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, ScalarType dtype) -> Tensor")
 torch.library.define("dsc::mm_tf32", "(Tensor a, Tensor b) -> Tensor")
 
+PRODUCERS: Mapping[str, Callable[..., Tensor]] = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "silu_mul": lambda x, y: torch.nn.functional.silu(x) * y,
+    "add": torch.add,
+}
+"""Operators of one or two matrices that the kernel which rounds can compute on the way."""
+
+
+def quantise_of(inputs: list[Tensor], producer: str, dtype: str, grain: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return emulate.quantise_both(PRODUCERS[producer](*inputs), dtype, grain)
+
+
 torch.library.impl("dsc::quantise", "CPU", emulate.quantise)
+torch.library.impl("dsc::quantise_of", "CPU", quantise_of)
 torch.library.impl("dsc::quantise_both", "CPU", emulate.quantise_both)
 torch.library.impl("dsc::mm8", "CPU", emulate.mm8)
 
@@ -48,6 +70,12 @@ def fake_quantise_both(x: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tenso
     )
 
 
+def fake_quantise_of(
+    inputs: list[Tensor], producer: str, dtype: str, grain: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return fake_quantise_both(inputs[0], dtype, grain)
+
+
 def fake_mm8(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
@@ -59,10 +87,12 @@ def fake_mm_tf32(a: Tensor, b: Tensor) -> Tensor:
 torch.library.impl("dsc::mm_tf32", "CPU", mm_tf32)
 torch.library.register_fake("dsc::quantise", fake_quantise)
 torch.library.register_fake("dsc::quantise_both", fake_quantise_both)
+torch.library.register_fake("dsc::quantise_of", fake_quantise_of)
 torch.library.register_fake("dsc::mm8", fake_mm8)
 torch.library.register_fake("dsc::mm_tf32", fake_mm_tf32)
 
 quantise = torch.ops.dsc.quantise.default
 quantise_both = torch.ops.dsc.quantise_both.default
+produced = torch.ops.dsc.quantise_of.default
 mm8 = torch.ops.dsc.mm8.default
 tf32 = torch.ops.dsc.mm_tf32.default

@@ -10,7 +10,7 @@ from dsc.codegen.cubin import KernelFacts
 from dsc.codegen.templates import gemm8, quantise8
 from dsc.codegen.triton import Schedule
 from dsc.codegen.triton_run import interpreted
-from dsc.precision import emulate
+from dsc.precision import emulate, ops
 from dsc.precision.formats import BLOCK
 
 Tensor = torch.Tensor
@@ -59,7 +59,7 @@ def test_rounding_equals_the_emulation(dtype: str, grain: str, turned: bool) -> 
     s, st = torch.empty_like(want[1]), torch.empty_like(want[3])
     inverse, inverse_t = want[1].reciprocal(), want[3].reciprocal()
     constants = quantise8.constants(grain, True, True, emulate.LIMIT[dtype], dtype == "int8")
-    arguments = [x, q, s, qt, st, inverse, inverse_t, rows, columns, *x.stride()]
+    arguments = [x, x, q, s, qt, st, inverse, inverse_t, rows, columns, *x.stride()]
     run = interpreted(quantise8.SOURCE, "quantise")
     run(quantise8.programs(rows, columns), arguments, constants, Schedule())  # type: ignore[arg-type]
     if grain in ("1x128", "128x128"):
@@ -80,7 +80,7 @@ def test_what_is_not_finite_shows_in_the_scale(dtype: str, grain: str) -> None:
     q, s = torch.empty(128, 256, dtype=torch.float16), torch.empty(emulate.scale_shape(128, 256, grain))
     constants = quantise8.constants(grain, True, False, emulate.LIMIT[dtype], dtype == "int8")
     run = interpreted(quantise8.SOURCE, "quantise")
-    run(quantise8.programs(128, 256), [x, q, s, q, s, s, s, 128, 256, *x.stride()], constants, Schedule())  # type: ignore[arg-type]
+    run(quantise8.programs(128, 256), [x, x, q, s, q, s, s, s, 128, 256, *x.stride()], constants, Schedule())  # type: ignore[arg-type]
     assert int((~torch.isfinite(s)).sum()) == 1
 
 
@@ -119,14 +119,53 @@ def test_every_main_loop_multiplies_8_bits(capability: int, dtype: str, grains: 
 @pytest.mark.parametrize(("capability", "dtype"), list(UNITS))
 @pytest.mark.parametrize("grain", ["1x128", "128x128"])
 def test_rounding_reads_once_and_writes_twice_in_whole_words(capability: int, dtype: str, grain: str) -> None:
-    types = ["*bf16", POINTER[dtype], "*fp32", POINTER[dtype], *["*fp32"] * 3, *["i32"] * 3, *["constexpr"] * 7]
+    types = [
+        "*bf16",
+        "*bf16",
+        POINTER[dtype],
+        "*fp32",
+        POINTER[dtype],
+        *["*fp32"] * 3,
+        *["i32"] * 3,
+        *["constexpr"] * 8,
+    ]
     constants = {**quantise8.constants(grain, True, True, emulate.LIMIT[dtype], dtype == "int8"), "x1": 1}
     schedule = Schedule(num_warps=quantise8.WARPS, num_stages=1)
-    facts = cubin.compile_source(quantise8.SOURCE, "quantise", types, constants, range(10), schedule, capability)  # type: ignore[arg-type]
+    facts = cubin.compile_source(quantise8.SOURCE, "quantise", types, constants, range(11), schedule, capability)  # type: ignore[arg-type]
     moved = {a.buffer: a.width * a.count * quantise8.WARPS * 32 for a in facts.accesses}
     elements = quantise8.SIDE**2
     assert (moved["x"], moved["q"], moved["qt"]) == (2 * elements, elements, elements)
     assert all(a.width == cubin.WIDEST for a in facts.accesses if a.buffer in ("x", "q", "qt"))
     scales = sum(emulate.scale_shape(128, 128, grain)[0] for _ in range(2)) * 4
     assert (moved["x"] + moved["q"] + moved["qt"] + scales) / elements <= 4.1
+    assert facts.spilled == 0
+
+
+@pytest.mark.parametrize("producer", list(ops.PRODUCERS))
+def test_values_are_computed_on_the_way(producer: str) -> None:
+    x, y = drawn(128, 256, 1), drawn(128, 256, 2)
+    inputs = [x, y] if producer in ("silu_mul", "add") else [x]
+    want = ops.produced(inputs, producer, "int8", "1x128")
+    q, qt = torch.empty(128, 256, dtype=torch.int8), torch.empty(256, 128, dtype=torch.int8)
+    s, st = torch.empty_like(want[1]), torch.empty_like(want[3])
+    constants = quantise8.constants("1x128", True, True, 127.0, True, producer)
+    run = interpreted(quantise8.SOURCE, "quantise")
+    run(quantise8.programs(128, 256), [x, y, q, s, qt, st, s, s, 128, 256, *x.stride()], constants, Schedule())  # type: ignore[arg-type]
+    torch.testing.assert_close(s, want[1], rtol=1e-5, atol=0)
+    assert int((q.int() - want[0].int()).abs().max()) <= 1
+    assert float((q != want[0]).float().mean()) < 1e-3 and float((qt != want[2]).float().mean()) < 1e-3
+
+
+@pytest.mark.parametrize("producer", ["gelu", "silu_mul"])
+def test_fused_rounding_writes_8_bits_and_nothing_else(producer: str) -> None:
+    types = ["*bf16", "*bf16", POINTER["e4m3"], "*fp32", POINTER["e4m3"], *["*fp32"] * 3, *["i32"] * 3]
+    constants = {**quantise8.constants("1x128", True, True, 448.0, False, producer), "x1": 1}
+    schedule = Schedule(num_warps=quantise8.WARPS, num_stages=1, fp_fusion=True)
+    types += ["constexpr"] * 8
+    facts = cubin.compile_source(quantise8.SOURCE, "quantise", types, constants, range(11), schedule, 90)  # type: ignore[arg-type]
+    moved = {a.buffer: a.width * a.count * quantise8.WARPS * 32 for a in facts.accesses}
+    elements = quantise8.SIDE**2
+    assert moved["x"] == 2 * elements  # what the producer reads anyway
+    assert ("y" in moved) == (producer == "silu_mul")
+    assert (moved["q"] + moved["qt"] + 2 * 128 * 4) / elements <= 2.1
     assert facts.spilled == 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from dsc import ops
 from dsc.compilation import Compilation
+from dsc.manager import Pass, Report
 from dsc.models import zoo
+from dsc.passes.precision_produce import fuse_producers
 from dsc.precision import plan as plans
 from dsc.precision.plan import Choice, PrecisionPlan
+from dsc.target import Target
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +222,28 @@ def test_a_plan_of_another_model() -> None:
         BackendCompilerFailed, match=r"it has none of the products of this graph, such as 'up\.forward'"
     ):
         compiled(Mlp(), INPUTS, precision=plan)
+
+
+@dataclass(frozen=True)
+class Producers(Pass):
+    """What the pass does on a GPU's graph."""
+
+    name: ClassVar[str] = "producers"
+    runs_on: ClassVar[Literal["joint", "graph", "both"]] = "joint"
+
+    def run(self, gm: Any, target: Target) -> Report:
+        return Report(bool(fuse_producers(gm)))
+
+
+@pytest.mark.parametrize(("name", "producer"), [("gpt-tiny", "gelu_tanh"), ("llama-tiny", "silu_mul")])
+def test_activations_are_rounded_where_they_are_computed(name: str, producer: str) -> None:
+    entry = zoo.load(name)
+    model, inputs = entry.build(), entry.inputs()
+    passes: list[Any] = ["canonicalize", "precision{format=int8}", "default"]
+    plain, _ = compiled(model, inputs, passes=passes)
+    torch._dynamo.reset()
+    fused, seen = compiled(model, inputs, passes=[*passes[:2], Producers(), "default"])
+    made = [n for n in seen[0].gm.graph.nodes if ops.name_of(n) == "dsc.quantise_of.default"]
+    assert [n.args[1] for n in made] == [producer] * 2  # of two blocks; sums are read by norms too
+    assert fused == pytest.approx(plain, rel=1e-4)
+    assert not [n for n in seen[0].gm.graph.nodes if ops.name_of(n) in ("gelu.default", "silu.default") and not n.users]
