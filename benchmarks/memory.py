@@ -11,7 +11,8 @@ Nothing is allocated: models of real sizes are traced on shapes, in bfloat16, fo
    reaches when saved values may also move to the host over the target's PCIe link (``dsc.tiers``).
 6. Planning time is CPU time of this process, without tracing.
 7. ``--fit``: how many parameters of LLaMA's kind a card of the target's size trains, by what is kept where.
-8. ``--gpu``: planned and measured peaks, gradients and offload on a real GPU, see ``memory_gpu.py``.
+8. ``--check``: planned peaks and gradients of all tiny models at five budgets, measured here, see ``memory_check.py``.
+9. ``--gpu``: planned and measured peaks, gradients and offload on a real GPU, see ``memory_gpu.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import common
+import memory_check
 import memory_fit
 import memory_gpu
 import numpy as np
@@ -206,10 +208,14 @@ def main() -> None:
     p.add_argument("--points", type=int, default=21, help="of torch's budget; 1 for none but its default")
     p.add_argument("--target", default="a100")
     p.add_argument("--fit", action="store_true", help="parameters that one card trains, and nothing else")
+    p.add_argument("--check", action="store_true", help="planned peaks against measured ones, and nothing else")
     p.add_argument("--gpu", action="store_true", help="measure on the GPU of this machine, and nothing else")
     arguments = p.parse_args()
     if arguments.gpu:
         memory_gpu.main(arguments.json)
+        return
+    if arguments.check:
+        memory_check.main(arguments.json)
         return
     if arguments.fit:
         memory_fit.main(target.find(arguments.target), arguments.json)
