@@ -8,9 +8,11 @@ from itertools import pairwise
 import torch
 from torch.fx import Node
 
+from dsc.cost import arguments
 from dsc.distributed.cluster import Cluster
 from dsc.distributed.line import Laid, readers, values
 from dsc.distributed.plan import Degrees, PipelinePlan, Placement, Rival, StagePlan
+from dsc.distributed.stage_cost import packet
 from dsc.errors import size
 from dsc.manager import Remark
 from dsc.passes.solve.pipeline_simulate import Pipeline, bound
@@ -194,6 +196,15 @@ def explain(
             found.append(
                 Remark(s.nodes[0], "did", f"stage {s.index} computes its forward again: {size(s.work_bytes)} less")
             )
+    found += [
+        Remark(
+            n.name,
+            "did",
+            f"its statistics are those of {p.microbatches} micro-batches, one after the other, not of the batch",
+        )
+        for n in laid.nodes
+        if packet(n) == "batch_norm" and arguments(n).get("training") is True
+    ][:1]
     heavy = int(max(range(len(laid.nodes)), key=lambda i: line.total[i + 1] - line.total[i]))
     share = float(line.total[heavy + 1] - line.total[heavy]) / float(line.total[-1])
     if share > 1 / p.ranks:

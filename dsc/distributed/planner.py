@@ -38,7 +38,7 @@ WORK = {"quick": Work(2, 1, 400, 2000, 4), "usual": Work(), "long": Work(6, 4, 4
 
 def plan_pipeline(
     model: nn.Module,
-    example_inputs: Sequence[Tensor],
+    example_inputs: Tensor | Sequence[Tensor],
     *,
     stages: int | Literal["auto"] = "auto",
     cluster: str | Cluster = "8xa100",
@@ -70,7 +70,9 @@ def plan_pipeline(
         Untraceable: the model cannot become one graph.
     """
     machine = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    inputs = tuple(example_inputs)
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    if odd := [x for x in inputs if not isinstance(x, Tensor)]:
+        raise BadOption("example_inputs", odd[0], "tensors, on the meta device or any other")
     _check(schedule, optimizer, effort, chunks)
     samples = forward.batch_of(inputs)
     remarks: list[Remark] = []

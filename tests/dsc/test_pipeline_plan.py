@@ -118,6 +118,38 @@ def test_what_several_stages_need_is_passed_on() -> None:
     assert len(made.stages[2].receives) > len(made.stages[-1].receives)
 
 
+def test_statistics_of_micro_batches_are_remarked_on() -> None:
+    _, made = tiny("resnet-tiny", schedule="zbv")
+    assert [r.node for r in made.remarks if "statistics" in r.why] == ["batch_norm"]
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "schedule"), [(1, 1, "gpipe"), (1, 2, "zbv"), (2, 1, "zbv"), (2, 4, "interleaved")])  # fmt: skip
+def test_small_numbers_and_several_results(stages: int, microbatches: int, schedule: str) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+            self.unused = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self.layers(x) + y, self.layers[:2](x).mean(), x
+
+    inputs = (torch.zeros(8, 64), torch.zeros(8, 64))
+    made = plan_pipeline(
+        Several(),
+        inputs,
+        stages=stages,
+        cluster="2xa100",
+        microbatches=microbatches,
+        schedule=schedule,
+        chunks=3,
+        effort="quick",
+    )
+    assert plan.why_not(made) is None and plan.parse(plan.dump(made)) == made
+    assert made.stages[-1].sends == ("add", "mean", "x")
+    assert all("x" in s.receives for s in made.stages[1:]), "a result that an early stage has is passed on to the last"
+
+
 def test_a_plan_from_the_meta_device_is_for_the_real_model_too() -> None:
     entry = ZOO["gpt-tiny"]
     with torch.device("meta"):
@@ -376,6 +408,8 @@ def test_each_mistake_is_one_sentence() -> None:
         go(effort="none")
     with pytest.raises(BadOption, match="'slow'"):
         go(slow=(1.0,))
+    with pytest.raises(BadOption, match="'example_inputs' cannot be 3; give tensors"):
+        plan_pipeline(model, (3, 4), stages=2, microbatches=2)  # type: ignore[arg-type]
     with pytest.raises(BadMicrobatches, match="no one batch size"):
         plan_pipeline(model, (inputs[0], inputs[1][:4]), stages=2, microbatches=2)
 
