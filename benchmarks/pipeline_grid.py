@@ -76,8 +76,11 @@ def rows(name: str, made: dict[str, PipelinePlan], kinds: Sequence[bool]) -> lis
     out = []
     for compiled in kinds:
         kept: pipeline.Pipeline | None = None
+        split: set[int] = set()
         for schedule, plan in made.items():
-            if kept is None or kept.plan.stages != plan.stages:
+            halved = {s for order in plan.orders for s, kind, _ in order if kind == "I"}
+            if kept is None or kept.plan.stages != plan.stages or not halved <= split:
+                split = halved
                 kept = pipeline.pipeline(entry.build(), inputs, plan=plan, compiled=compiled)
             else:  # the same stages in another order
                 carry = assemble.differentiable(kept.setup.traced)

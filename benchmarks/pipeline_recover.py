@@ -84,10 +84,10 @@ def script(folder: Path) -> None:
     train(moved, optimizer, inputs, STEPS - STEPS // 2)
     state = worst(moved.full_state_dict(), whole.full_state_dict())
     begun = time.time()
-    pipe.save(folder / "timed", optimizer)
+    moved.save(folder / "timed", optimizer)
     blocking = time.time() - begun
     begun = time.time()
-    saving = pipe.save(folder / "timed2", optimizer, background=True)
+    saving = moved.save(folder / "timed2", optimizer, background=True)
     background = time.time() - begun
     saving.wait()
     if dist.get_rank() == 0:

@@ -156,17 +156,20 @@ def even(models: Sequence[str] = MODELS) -> dict[str, object]:
     return out
 
 
-def zero_bubble(models: Sequence[str] = ("gpt", "llama", "moe", "uvit"), rounds: int = 15) -> dict[str, object]:
+def zero_bubble(
+    models: Sequence[str] = ("gpt", "llama", "moe", "gpt-tiny", "llama-tiny"), rounds: int = 15
+) -> dict[str, object]:
     """F + dgrad + wgrad compiled, against eager F + B, and against the backward left whole."""
     out: dict[str, object] = {}
     lines = []
     for name in models:
         entry = zoo.load(name)
-        model, inputs = entry.build(), entry.inputs(1)
-        traced = forward.trace(model, inputs)
+        model, inputs = entry.build(), entry.inputs(MICROBATCHES)
+        traced = forward.trace(model, forward.microbatch(inputs, MICROBATCHES))
         plan = plan_pipeline(
-            model, inputs, stages=RANKS, cluster=CLUSTER, microbatches=1, schedule="gpipe", recompute=False
-        ).stages[1]
+            model, inputs, stages=RANKS, cluster=CLUSTER, microbatches=MICROBATCHES, schedule="1f1b", recompute=False,
+            effort="quick",
+        ).stages[1]  # fmt: skip
         split, whole = (bench(traced, plan, name, 1, Options(), s) for s in (True, False))
         runs: list[tuple[Callable[[], object], list[tuple[float, ...]]]] = [
             (split.run, []), (whole.run, []), (lambda b=split: (b.eager(),), [])

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from dsc.errors import BadCheckpoint
+from dsc.errors import BadCheckpoint, PlanMismatch
 
 MODEL, OPTIMIZER, GROUPS, TAKEN, RANDOM = "model.", "optimizer.", "groups", "taken", "random."
 
@@ -42,11 +42,18 @@ def optimizer_state(names: Mapping[int, str], optimizer: Optimizer) -> dict[str,
     """The state of an optimizer by names of parameters; ``names`` by the parameter's id.
 
     A group is saved as its options, and the parameters' names say which group they are in.
+
+    Raises:
+        PlanMismatch: the optimizer is of something else.
     """
     out: dict[str, Any] = {}
     for number, group in enumerate(optimizer.param_groups):
         options = {k: v for k, v in group.items() if k != "params"}
         for p in group["params"]:
+            if id(p) not in names:
+                raise PlanMismatch(
+                    "the optimizer has parameters that are not this rank's", "make it of pipe.parameters()"
+                )
             name = names[id(p)]
             out[f"{OPTIMIZER}{name}.{GROUPS}"] = (number, options)
             for key, value in optimizer.state.get(p, {}).items():
