@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dsc.cli.app import AsJson, Inference, Inputs, ModelName, TargetName, app, console, print_json
 from dsc.cli.app import progress as errors_console
 from dsc.cli.kernels import DType, Parallel
+
+if TYPE_CHECKING:
+    from dsc.debug.source import Model
 
 
 @app.command("compile")
@@ -21,6 +25,9 @@ def compile_model(
     target: TargetName = None,
     dtype: DType = None,
     inference: Inference = False,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="No weights: only shapes are traced, so that any model fits this machine.")
+    ] = False,
     parallel: Parallel = 2,
     as_json: AsJson = False,
 ) -> None:
@@ -31,15 +38,19 @@ def compile_model(
     from dsc.debug.capture import capture
     from dsc.debug.kernels import listed
     from dsc.debug.saving import save
+    from dsc.debug.shapes import only as on_shapes
 
     start = time.perf_counter()
-    found = source.in_dtype(source.find(model, inputs or ()), dtype)
-    session = capture(found, target or "cpu", training=not inference)
-    count = len(listed(session)) if session.target.kind == "cuda" else 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors_console(), transient=True) as bar:
-        job = bar.add_task("compiling", total=count)
-        manifest = save(session, out, parallel, lambda: bar.advance(job))
+    with on_shapes() if shapes else nullcontext():
+        found = (
+            large(model, dtype) if shapes and not inputs else source.in_dtype(source.find(model, inputs or ()), dtype)
+        )
+        session = capture(found, target or "cpu", training=not inference)
+        count = len(listed(session)) if session.target.kind == "cuda" else 0
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=errors_console(), transient=True) as bar:
+            job = bar.add_task("compiling", total=count)
+            manifest = save(session, out, parallel, lambda: bar.advance(job))
     seconds = time.perf_counter() - start
     size = sum((out / name).stat().st_size for name in manifest.files)
     if as_json:
@@ -62,3 +73,20 @@ def compile_model(
         highlight=False,
         markup=False,
     )
+
+
+def large(name: str, dtype: str | None) -> Model:
+    """A model by name, of the zoo or of real size, made while only shapes are.
+
+    Raises:
+        UnknownModel: neither.
+        BadOption: no such dtype.
+    """
+    from dsc.cli import source
+    from dsc.cli.shapes_of import entry
+    from dsc.debug.source import Model
+
+    if "." in name or ":" in name:
+        return source.in_dtype(source.find(name), dtype)
+    chosen = entry(name)
+    return source.in_dtype(Model(chosen.name, chosen.build(), chosen.inputs()), dtype)

@@ -25,6 +25,12 @@ LARGE: Mapping[str, zoo.Entry] = {
     for e in (
         zoo.gpt_entry("gpt2-xl", "48 layers of 1600, 1024 tokens", gpt.Config(50257, 1024, 48, 25, 1600, 0.1), 8),
         zoo.llama_entry(
+            "llama-3-1b",
+            "16 layers of 2048, 8 heads of keys, 2048 tokens",
+            llama.Config(128256, 2048, 16, 32, 8, 2048, 8192),
+            1,
+        ),
+        zoo.llama_entry(
             "llama-3-8b",
             "32 layers of 4096, 8 heads of keys, 8192 tokens",
             llama.Config(128256, 8192, 32, 32, 8, 4096, 14336),

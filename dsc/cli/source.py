@@ -104,10 +104,17 @@ def in_dtype(model: Model, dtype: str | None) -> Model:
         return model
     import torch
 
+    from dsc.torch_shim import FakeTensor
+
     known = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
     if (wanted := known.get(dtype)) is None:
         raise BadOption("--dtype", dtype, f"a dtype of floating-point numbers: {', '.join(known)}")
     args = tuple(a.to(wanted) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in model.args)
+    if any(isinstance(p, FakeTensor) for p in model.module.parameters()):
+        from dsc.debug.shapes import cast
+
+        cast(model.module, wanted)
+        return replace(model, args=args)
     return replace(model, module=model.module.to(wanted), args=args)
 
 

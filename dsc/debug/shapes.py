@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,13 @@ from torch.overrides import TorchFunctionMode
 from dsc import retarget, sdpa
 from dsc.errors import Untraceable
 from dsc.torch_shim import FakeTensorMode, aot_function, default_partition
+
+
+@contextmanager
+def only() -> Iterator[None]:
+    """Tensors made inside have shapes and no values; the state of random numbers stays as it is."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng(devices=[]):
+        yield
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ def joint(
     try:
         with mode, torch.random.fork_rng(devices=[]):
             model, inputs = build(), draw()
-            _cast(model, dtype)
+            cast(model, dtype)
             inputs = tuple(x.to(dtype) if dtype and x.is_floating_point() else x for x in inputs)
             state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             names = list(state)
@@ -81,7 +89,8 @@ def joint(
     return Joint(found["gm"], found["results"], len(names))
 
 
-def _cast(model: nn.Module, dtype: torch.dtype | None) -> None:
+def cast(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Floating-point parameters and buffers to ``dtype``, fake ones too, which ``Module.to`` refuses."""
     if dtype is None:
         return
     for module in model.modules():

@@ -188,3 +188,23 @@ def test_manifests_survive(gpt: Path) -> None:
     manifest = artifact.read(gpt)
     assert artifact.read(changed(gpt, **json.loads(manifest.text()))) == manifest
     assert replace(manifest, target="x") != manifest
+
+
+@pytest.mark.parametrize("name", ["mlp-tiny", "llama-tiny"])
+def test_what_is_compiled_on_shapes_alone_is_the_same(name: str, tmp_path: Path) -> None:
+    for folder, more in (("values", ()), ("shapes", ("--shapes",))):
+        done = CliRunner().invoke(cli.app, ["compile", name, "-o", str(tmp_path / folder), "--parallel", "1", *more])
+        assert done.exit_code == 0, done.output
+    for file in ("forward.py", "backward.py"):
+        assert (tmp_path / "shapes" / file).read_text() == (tmp_path / "values" / file).read_text()
+    entry = load(name)
+    model, inputs = entry.build(3), entry.inputs(seed=2)
+    got, want = dsc.load(tmp_path / "shapes", model)(*inputs), model(*inputs)
+    torch.testing.assert_close(got, want)
+
+
+def test_an_unknown_model_is_an_error_on_shapes_too(tmp_path: Path) -> None:
+    words = ["compile", "llama-3-2b", "--shapes", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code != 0
+    assert not (tmp_path / "out").exists()
