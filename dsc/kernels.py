@@ -19,6 +19,7 @@ from dsc.codegen import build
 from dsc.codegen.kernel import Call, Kernel
 from dsc.options import Options, default_cache_dir
 from dsc.program import Program
+from dsc.runtime import pages
 from dsc.runtime.run import Launch
 
 THREADS = 8
@@ -67,6 +68,7 @@ def launches(program: Program, options: Options) -> list[Launch]:
         case "cpp":
             cxx = compiler(options)
             assert cxx is not None, "the backend asks for kernels only where they can be built"
+            pages.keep()
             library = build_somewhere(program.code, options, cxx)
             return [cpp_launch(library.function(f"run_{i}"), s) for i, s in enumerate(program.sequences)]
         case "triton":
