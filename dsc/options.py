@@ -155,6 +155,8 @@ def parse(options: Mapping[str, object] | None, mode: str | None, environ: Mappi
         if name not in KEYS:
             raise UnknownOption(name, KEYS)
         values[name] = checked(name, value, name)
+    if values.get("offload") is not None and values.get("memory_budget") is None:
+        raise BadOption("offload", values["offload"], "None where there is no memory_budget that asks for it")
     return Options(**values)  # type: ignore[arg-type]  # checked one by one
 
 
