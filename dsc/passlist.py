@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -63,7 +63,8 @@ def asked(
         joint = budgeted(joint, Memory(limit, held, options.memory_plan, fused, options.offload))
     if options.sparsity is not None:
         joint = sparse(joint, options.sparsity, state, target)
-        warn_of_stale_masks(joint)
+    joint = tuple(replace(p, state=state) if isinstance(p, Sparsify) else p for p in joint)  # also those named as text
+    warn_of_stale_masks(joint)
     if options.attention is not None:
         joint = attending(joint, options.attention)
     if options.precision is not None:

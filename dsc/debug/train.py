@@ -6,7 +6,6 @@ that fill in get 15 per cent of the bytes hidden, and anything else its own rand
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,8 @@ Mode = Literal["none", "static", "dynamic"]
 Draw = Callable[[], tuple[Tensor, ...]]
 HIDDEN = 0.15
 """Share of the bytes that a model has to fill in."""
+PROBED = 0.25
+"""Share of the time that trying decays may take; where that is too little, the default decay stays."""
 JUDGED = 4
 """Batches of text that is kept aside for the last loss."""
 
@@ -135,11 +136,16 @@ def run(
         return value
 
     decay, count = None, iter(range(1 << 30))
+
+    def probed() -> None:
+        watch("probe", next(count), step(), told(state))
+
     if settings.mode == "dynamic" and settings.probe:
-        with contextlib.suppress(NoSparsity):  # the compiler has said why
-            decay = sparsity.probe_decay(
-                state, model, optimizer, lambda: watch("probe", next(count), step(), told(state)), settings.probe
-            )
+        probed()
+        probed()  # the first step compiled
+        steps = min(settings.probe, int(PROBED * settings.seconds / took[-1] / len(sparsity.DECAYS)))
+        if steps >= 2 and told(state) is not None:
+            decay = sparsity.probe_decay(state, model, optimizer, probed, steps)
     losses, flips = [], []
     start = time.perf_counter()
     for i in range(settings.steps):
@@ -179,7 +185,7 @@ def watch_live(
         TextColumn("[cyan]{task.fields[told]}"),
         TimeElapsedColumn(),
     )
-    tried = 1 + settings.probe * len(sparsity.DECAYS) if settings.mode == "dynamic" and settings.probe else 0
+    tried = 3 + settings.probe * len(sparsity.DECAYS) if settings.mode == "dynamic" and settings.probe else 0
     with Progress(*columns, console=console) as progress:
         tasks = {"train": progress.add_task("train", total=settings.steps, loss="…", told="", visible=not tried)}
         if tried:
@@ -193,6 +199,8 @@ def watch_live(
 
         summary = run(model, settings, learn, judge, state, watch)
         progress.update(tasks["train"], total=len(summary.losses))
+        if "probe" in tasks:
+            progress.update(tasks["probe"], visible=False)
     return summary
 
 
@@ -227,7 +235,12 @@ def told_rows(summary: Summary, settings: Settings) -> Mapping[str, str]:
     if (t := summary.telemetry) is None:
         return {"sparsity": "none"}
     flips = summary.flips
-    decay = {} if summary.decay is None else {"decay, by probe": f"{summary.decay:g}"}
+    decay = (
+        {"decay": "default, no time to try others"}
+        if summary.decay is None
+        else {"decay, by probe": f"{summary.decay:g}"}
+    )
+    decay = decay if settings.mode == "dynamic" else {}
     return {
         "sparsity": f"{settings.pattern} {settings.mode}, {len(t.layers)} layers",
         "density": f"{t.density:.3f}",

@@ -304,6 +304,17 @@ def test_layers_that_cannot_be_sparse_are_left_alone_and_named(
         sparsity.read(state)
 
 
+def test_named_as_a_pass() -> None:
+    """The state of the compilation is its own."""
+    net, state = model(), dsc.State()
+    torch.compiler.reset()
+    passes = 'canonicalize,sparsify{pattern="1:4",decay=0.0},recompute,fuse'
+    call = torch.compile(net, backend="dsc", options={"passes": passes, "state": state})
+    got = step(call, net, (x := torch.randn(24, 16),))
+    assert sparsity.read(state).density == 0.25
+    assert worst(got, reference(net, masks(state), (x,), 0.0)) <= 1e-5
+
+
 def test_nothing_eligible_is_a_warning() -> None:
     net = model()
     call, _ = compiled(net, {"layers": "nothing.*"})
