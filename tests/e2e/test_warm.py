@@ -126,6 +126,39 @@ def test_one_entry_serves_all_sizes() -> None:
     assert hits() == 1
 
 
+def test_one_compilation_serves_all_sizes_after_the_first_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch and length change together; the second size is compiled for all that follow, forward and backward."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    seen = compiles(monkeypatch)
+    step = torch.compile(layer, backend="dsc")
+    for i, (batch, length) in enumerate([(2, 3), (4, 5), (3, 7), (6, 4), (5, 9)]):
+        x = torch.linspace(-1, 1, batch * length * 8).reshape(batch, length, 8)
+        layer.zero_grad()
+        result = step(x)
+        result.square().mean().backward()
+        grads = [p.grad for p in layer.parameters()]
+        layer.zero_grad()
+        layer(x).square().mean().backward()
+        for got, p in zip(grads, layer.parameters()):
+            torch.testing.assert_close(got, p.grad, rtol=1e-4, atol=1e-6)
+        assert len(seen) <= (2 if i == 0 else 4)
+
+
+def test_a_learning_rate_that_changes_compiles_nothing_after_the_first_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = compiles(monkeypatch)
+    step = torch.compile(lambda p, g, rate: p - rate * g / (1 + rate), backend="dsc")
+    p, g = torch.ones(8), torch.linspace(0, 1, 8)
+    counts = []
+    for rate in (0.1, 0.05, 0.025, 0.0125, 1e-3):
+        torch.testing.assert_close(step(p, g, rate), p - rate * g / (1 + rate))
+        counts.append(len(seen))
+    assert counts[1:] == [counts[1]] * 4
+    for rate in (0.1, 0.2, 0.3):  # as a tensor it never does
+        again_seen = len(seen)
+        torch.testing.assert_close(step(p, g, torch.tensor(rate)), p - rate * g / (1 + rate))
+        assert rate == 0.1 or len(seen) == again_seen
+
+
 def test_mutated_buffers_and_inputs() -> None:
     bn = nn.BatchNorm1d(4)
     x = torch.linspace(-1, 1, 32).reshape(8, 4)
