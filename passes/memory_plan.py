@@ -32,6 +32,8 @@ ROUNDS = 4
 """How often what the chain chose is measured, and chosen anew."""
 SLACK = 0.02
 """By how much the simulator may think a plan slower or larger than the program is."""
+NEAR = 0.04
+"""How far above the budget a guess may be that is tried when nothing else is left to try."""
 ATTEMPTS = 8
 """Plans of the chain that are simulated for one budget."""
 MOVED = (0.3, 0.55, 0.75, 0.9, 1.1)
@@ -270,9 +272,10 @@ class Search:
         aims = {budget}
         for _ in range(RUNS if len(self.found.problem.ops) < LARGE else RUNS_LARGE):
             best = min((p.seconds for p in fits), default=float("inf"))
-            new = [
-                g for g in guesses if g.peak <= budget and g.seconds < best * (1 + SLACK) and g.plan not in self.runs
-            ]
+            untried = [g for g in guesses if g.plan not in self.runs and g.seconds < best * (1 + SLACK)]
+            new = [g for g in untried if g.peak <= budget]
+            if not new:  # the simulator may think too badly of what promises more
+                new = [g for g in untried if g.peak <= budget * (1 + NEAR) and g.seconds < best]
             if not new:
                 break
             guess = min(new, key=lambda g: g.seconds)
@@ -304,8 +307,9 @@ class Search:
             tried.add(plan)
             guess = self.guess("chain", plan)
             over = guess.peak - budget
-            if over <= 0:
+            if over <= budget * NEAR:
                 yield guess
+            if over <= 0:
                 low = max(low, room)
                 if -over <= 0.004 * (budget - self.found.problem.fixed):
                     return

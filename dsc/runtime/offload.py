@@ -199,7 +199,11 @@ class Mover:
             return self.files[tier.folder]
 
     def slot(self, handle: Tensor) -> Slot:
-        return self.slots[int(handle)]
+        slot = self.slots.get(int(handle))
+        if slot is None:
+            why = "its handle was copied, by saved_tensors_hooks such as save_on_cpu, and the original is gone"
+            raise OffloadFailed("a saved value", why)
+        return slot
 
     def handle(self, number: int) -> Tensor:
         """A new handle of a slot, which lives as long as one of them."""
