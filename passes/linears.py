@@ -166,7 +166,7 @@ def layer_of(n: Node) -> str:
     stack = _stack(n)
     if not stack:
         return ""
-    path = re.sub(r"^L\[['\"]\w+['\"]\]\.?|^L__self___?", "", str(stack[-1][0]))
+    path = re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?|^L__self___?", "", str(stack[-1][0]))
     path = re.sub(r"_modules\[['\"]([^'\"]+)['\"]\]|\[['\"]?([^\]'\"]+)['\"]?\]", r".\1\2", path)
     return re.sub(r"\.+", ".", path.replace("_orig_mod.", "")).strip(".") or "model"
 

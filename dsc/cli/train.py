@@ -136,7 +136,8 @@ def feeds(entry: Entry, net: object, text: Tensor, batch: int) -> tuple[tuple[Dr
     inputs = entry.inputs(batch)
     kinds = [t.dtype for t in inputs]
     cut = int(len(text) * 0.9)
-    size = f"{len(text) / 1e6:.1f} MB of text, {batch} x {inputs[0].shape[-1]} bytes a step"
+    much = f"{len(text) / 1e6:.1f} MB" if len(text) >= 1e5 else f"{len(text) / 1e3:.1f} kB"
+    size = f"{much} of text, {batch} x {inputs[0].shape[-1]} bytes a step"
     if kinds in ([torch.int64, torch.int64], [torch.int64, torch.bool, torch.int64]) and hasattr(net, "tokens"):
         length, vocab = int(inputs[0].shape[-1]), int(net.tokens.num_embeddings)
         make = next_bytes if len(kinds) == 2 else hidden_bytes

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dsc.errors import BadOption
 from dsc.passes.solve.sparsity import allocate, choose_decay, dense_layers, kept_of_groups
 from dsc.runtime.state import State
+from dsc.sparsity.export import weight_of
 from dsc.sparsity.telemetry import PREFIX, form, layers, read
 
 DECAYS = (0.0, 6e-5, 2e-4, 6e-4)
@@ -100,7 +101,7 @@ def estimate_hessian(state: State, model: nn.Module, loss: Callable[[], Tensor],
         NoSparsity: the state has no sparse layers.
     """
     names = layers(state)
-    weights = [model.get_parameter(f"{n}.weight") for n in names]
+    weights = [weight_of(model, n) for n in names]
     sums = [torch.zeros_like(w) for w in weights]
     for _ in range(samples):
         gradients = torch.autograd.grad(loss(), weights, create_graph=True)
