@@ -13,6 +13,7 @@ from dsc.distributed.cluster import Cluster
 from dsc.distributed.forward import Forward
 from dsc.distributed.line import Laid
 from dsc.distributed.plan import Degrees
+from dsc.distributed.stage_cost import has_experts
 from dsc.distributed.topology import devices, reduce_seconds, words
 from dsc.errors import ClusterTooSmall
 from dsc.manager import Remark
@@ -130,9 +131,11 @@ def _batches(samples: int, ranks: int) -> int:
 
 
 def _experts(traced: Forward) -> int:
-    """How many experts the model has: the first dimension of its three-dimensional parameters."""
+    """How many experts the model has: the first dimension of three-dimensional parameters in products of batches."""
     for n in traced.gm.graph.nodes:
-        if n.op == "placeholder" and n.name in traced.parameters and n.meta["val"].dim() == 3:
+        if n.op != "placeholder" or n.name not in traced.parameters or n.meta["val"].dim() != 3:
+            continue
+        if any(has_experts(u) for u in n.users):
             return int(n.meta["val"].shape[0])
     return 1
 

@@ -83,6 +83,11 @@ def packet(node: Node) -> str:
     return name.split(".")[0]
 
 
+def has_experts(node: Node) -> bool:
+    """Whether a three-dimensional parameter that the call reads holds an expert a slice: it multiplies batches of matrices."""
+    return packet(node) in ("matmul", "bmm", "baddbmm", "_grouped_mm")
+
+
 class _Pricing:
     def __init__(self, forward: Forward, layout: Layout) -> None:
         self.forward, self.layout = forward, layout
@@ -200,7 +205,7 @@ class _Pricing:
         weights = [a for a in operands if a in self.weights]
         values = [a for a in operands if a not in self.weights]
         tensor, attention = self.layout.degrees.tensor, cost.unit(node) == "attention"
-        is_expert = any(_rank(w) == 3 for w in weights)
+        is_expert = has_experts(node) and any(_rank(w) == 3 for w in weights)
         split = tensor > 1 and bool(weights or any(a in self.divided for a in values))
         enters = split and not any(a in self.divided for a in values)
         if split and (enters or not weights):

@@ -29,7 +29,7 @@ from dsc.errors import (
     UnknownTarget,
     Untraceable,
 )
-from dsc.models import encdec, gpt, llama, uvit
+from dsc.models import encdec, gpt, llama, moe, uvit
 from dsc.models.zoo import ZOO
 from dsc.passes.solve.pipeline_simulate import bound, simulate
 
@@ -361,6 +361,20 @@ def test_a_cluster_is_divided_with_the_heaviest_traffic_inside() -> None:
     assert tight[0].degrees != found[0].degrees or not tight[0].fits or tight[0].recompute
     with pytest.raises(ClusterTooSmall):
         plan_pipeline(wide_gpt(), meta(512, 32), stages=16, cluster=cluster, microbatches=8)
+
+
+def test_experts_are_spread_over_replicas_where_memory_asks() -> None:
+    module = built(lambda: moe.MoE(moe.Config(4096, 256, 4, 8, 8, 512, 1024, experts=8)))
+    found = degrees.propose(module, meta(256, 8), Cluster.parse("4xa100"))
+    spread = [p for p in found if p.degrees.expert > 1]
+    assert spread and all(p.degrees.data % p.degrees.expert == 0 for p in spread)
+    for p in spread:
+        (same,) = [q for q in found if q.degrees == replace(p.degrees, expert=1)]
+        assert p.peak < same.peak, "fewer experts a card"
+    convolved = nn.Sequential(nn.Conv1d(4, 8, 3), nn.Conv1d(8, 8, 3))
+    assert all(
+        p.degrees.expert == 1 for p in degrees.propose(convolved, (torch.zeros(4, 4, 16),), Cluster.parse("2xa100"))
+    )
 
 
 def test_auto_stages_take_the_whole_cluster() -> None:
