@@ -39,7 +39,7 @@ class ChunkLoss(Pass):
     runs_on: ClassVar[Literal["joint", "graph", "both"]] = "joint"
 
     least: int | None = None
-    """Bytes of logits; None: 256 MiB, on GPUs no less than 1/32 of the memory, since chunks cost some time there."""
+    """Bytes of logits; None: 256 MiB, on GPUs no less than 1/8 of the memory, since chunks cost time there."""
     chunk: int = 1 << 25
     """Bytes of logits at a time."""
     most: int = 16
@@ -58,7 +58,7 @@ class ChunkLoss(Pass):
                 remarks.append(Remark(node.name, "skipped", f"logits stay whole: {found}"))
                 continue
             size, on_gpu = bytes_of(found.logits), target.kind == "cuda"
-            least = max(1 << 28, int(target.memory) // 32 if on_gpu else 0) if self.least is None else self.least
+            least = max(1 << 28, int(target.memory) // 8 if on_gpu else 0) if self.least is None else self.least
             if size < least:
                 remarks.append(Remark(node.name, "skipped", f"logits stay whole: {size} bytes, less than {least}"))
                 continue
