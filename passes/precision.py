@@ -42,7 +42,7 @@ class Precision(Pass):
        are shared between products, 8-bit ones are saved for the backward in place of what they round.
        On a GPU the kernel that rounds also computes the activation or sum before it, if nothing else reads that.
     4. It must not fire: a product that is in the format already, of another dtype, of batches in 8 bits, or whose shape
-       makes 8 bits slower on the target; with one format for all in 8 bits, the layer that feeds the loss.
+       makes 8 bits slower on the target; in 8 bits the layer that feeds the loss, unless it is named.
     5. With a ``controller`` every product that can change its format looks it up when it runs, in the state, and reports
        what it saw there; operands are not shared then.
     6. Softmax, norms, losses, reductions, attention kernels, convolutions and the optimizer stay as they are.

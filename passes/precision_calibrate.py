@@ -53,9 +53,9 @@ class Calibration:
     errors: Errors = field(default_factory=dict)
 
     def legal(self, site: Site) -> list[Format]:
-        return [f for f in self.candidates if self.scale != 1.0 or refusal(site, f, self.target) is None] or [
-            FORMATS["bf16"]
-        ]
+        """What it may have; of the layer that feeds the loss no 8 bits, whose errors there are not those of noise."""
+        formats = [f for f in self.candidates if not (f.scaled and site.last)]
+        return [f for f in formats if self.scale != 1.0 or refusal(site, f, self.target) is None] or [FORMATS["bf16"]]
 
     def predicted(self, formats: Mapping[str, Format]) -> float:
         return math.sqrt(sum(self.errors[name, f.name] ** 2 for name, f in formats.items()))

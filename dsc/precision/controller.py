@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from dsc.errors import BadControl
-from dsc.precision.formats import FORMATS, Role
+from dsc.precision.formats import FORMATS, SEEN, Role
 from dsc.precision.plan import PrecisionPlan
 from dsc.precision.request import KEYS
-from dsc.precision.switch import SEEN
 from dsc.runtime.state import State
 
 Callback = Callable[[int, Mapping[str, float]], None]

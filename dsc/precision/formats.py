@@ -43,6 +43,9 @@ CASTS = tuple(Format(n, n, b) for n, b in (("fp32", 4), ("tf32", 4), ("bf16", 2)
 SCALED = tuple(Format(f"{n}-{r}", n, 1, g) for n in ("fp8", "int8") for r, g in RECIPES.items())
 FORMATS: Mapping[str, Format] = {f.name: f for f in (*CASTS, *SCALED)}
 DEFAULT_RECIPE = "blockwise"
+SEEN = ("noise", "largest left", "largest right", "lost left", "lost right", "norm", "not finite", "format")
+"""What a product whose format is switched reports.  ``noise``: relative error of its result, on some rows; ``lost``: share of values rounded to 0,
+though they are not; ``norm`` of the result.  NaN where it was not measured."""
 NAMES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 """What a user writes; fp8 and int8 mean that of the recipe."""
 

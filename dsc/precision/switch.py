@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from dsc.precision import emulate, ops
-from dsc.precision.formats import FORMATS, Format, dtype_of
+from dsc.precision.formats import FORMATS, SEEN, Format, dtype_of
 
-SEEN = ("noise", "largest left", "largest right", "lost left", "lost right", "norm", "not finite", "format")
-"""What a call reports.  ``noise``: relative error of its result, on some rows; ``lost``: share of values rounded to 0,
-though they are not; ``norm`` of the result.  NaN where it was not measured."""
 ROWS = 64
 """Rows on which noise is measured."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -17,8 +17,8 @@ from dsc.errors import BadControl, BadOption
 from dsc.precision import controller as control
 from dsc.precision import writers
 from dsc.precision.controller import PrecisionController, Product
+from dsc.precision.formats import SEEN
 from dsc.precision.plan import Choice, PrecisionPlan
-from dsc.precision.switch import SEEN
 from dsc.runtime.state import State
 
 CPU = torch.device("cpu")
@@ -216,7 +216,9 @@ def test_what_it_refuses() -> None:
         c.when(lambda layer: True, "fp8")
     with pytest.raises(BadControl, match="'back' is no role"):
         c.when(lambda layer: True, "bf16", roles="back")
-    with pytest.raises(BadControl, match=r"'c\.forward' cannot be switched to 'bf16'; use one of: a\.forward, b\.wgrad"):
+    with pytest.raises(
+        BadControl, match=r"'c\.forward' cannot be switched to 'bf16'; use one of: a\.forward, b\.wgrad"
+    ):
         c.switch("c.forward", "bf16")
     with pytest.raises(BadControl, match=r"use one of: int8-blockwise, bf16, fp32"):
         c.switch("a.forward", "fp16")
