@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 Stages = Annotated[str, typer.Option("--stages", "-s", metavar="N", help="Ranks of the pipeline, or auto.")]
 ClusterName = Annotated[
     str,
-    typer.Option("--cluster", "-c", metavar="SPEC", help="CARDSxNAME or NODESxCARDSxNAME[@ib200]: 8xa100, 2x8xh100."),
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="SPEC",
+        help="8xa100, 2x8xh100 (nodes, cards a node), 4x8xh100@ib200 (Gb/s a card between nodes).",
+    ),
 ]
 Batches = Annotated[str, typer.Option("--microbatches", "-m", metavar="M", help="Slices of the batch, or auto.")]
 ScheduleName = Annotated[

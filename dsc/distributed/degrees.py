@@ -15,7 +15,7 @@ from dsc.distributed.line import Laid
 from dsc.distributed.plan import Degrees
 from dsc.distributed.stage_cost import has_experts
 from dsc.distributed.topology import devices, reduce_seconds, words
-from dsc.errors import ClusterTooSmall
+from dsc.errors import BadOption
 from dsc.manager import Remark
 from dsc.passes.solve import pipeline_tune
 from dsc.passes.solve.pipeline_tune import Task
@@ -79,12 +79,12 @@ def propose(
     Micro-batches are as small as the batch allows, but no more than ``TOO_MANY`` a rank.
 
     Raises:
-        ClusterTooSmall: the batch cannot be divided over the cluster at all.
+        BadOption: no division of the cluster suits the model and its batch.
     """
     samples = forward.batch_of(inputs)
     limit = budget.bytes_of("auto" if memory is None else memory, cluster.target, "memory")
     traced: dict[int, Forward] = {}
-    found = []
+    found: list[Proposal] = []
     experts = 0
     for d in candidates(cluster, samples):
         m = _batches(samples // d.data, d.pipeline)
@@ -93,13 +93,10 @@ def propose(
             traced[each] = forward.trace(model, tuple(t[:each] if t.dim() else t for t in inputs))
             experts = experts or _experts(traced[each])
         ways = [d] if experts < 2 or d.data == 1 else _with_experts(d, experts)
-        found += [
-            _judge(way, m, line.on_cluster(traced[each], cluster, way, optimizer), cluster, limit) for way in ways
-        ]
+        judged = (_judge(w, m, line.on_cluster(traced[each], cluster, w, optimizer), cluster, limit) for w in ways)
+        found += [p for p in judged if p is not None]
     if not found:
-        raise ClusterTooSmall(
-            str(cluster), cluster.size, samples, f"a batch of {samples}, over which its cards cannot be shared out,"
-        )
+        raise BadOption("cluster", str(cluster), "a smaller one: no division of it suits this model and its batch")
     return sorted(found, key=lambda p: (not p.fits, p.seconds if p.fits else p.peak))
 
 
@@ -109,7 +106,7 @@ def _with_experts(d: Degrees, experts: int) -> list[Degrees]:
     return [d] if most == 1 else [d, replace(d, expert=most)]
 
 
-def _judge(d: Degrees, m: int, laid: Laid, cluster: Cluster, limit: int) -> Proposal:
+def _judge(d: Degrees, m: int, laid: Laid, cluster: Cluster, limit: int) -> Proposal | None:
     machines = tuple(p // cluster.per_node for p in devices(d))
     gradients = float(laid.line.gradients[-1]) * (d.data if d.zero >= 2 else 1) / d.pipeline
     reduce = reduce_seconds(gradients, d, cluster)
@@ -120,7 +117,9 @@ def _judge(d: Degrees, m: int, laid: Laid, cluster: Cluster, limit: int) -> Prop
         best = pipeline_tune.best_of(made)
         if best is not None:
             return Proposal(d, m, best.seconds + reduce, int(max(best.timeline.peaks)), True, again, reduce)
-    least = min((int(max(c.timeline.peaks)) for c in made), default=0)
+    if not made:
+        return None  # more ranks than places to cut
+    least = min(int(max(c.timeline.peaks)) for c in made)
     return Proposal(d, m, float("inf"), least, False, True, reduce)
 
 

@@ -29,7 +29,7 @@ class ClusterTooSmall(DscError):
 
     def __str__(self) -> str:
         return (
-            f"{self.cluster} has {self.cards} cards, and {self.how} needs {self.needed}; "
+            f"{self.cluster} has {self.cards} cards, and {self.how} take {self.needed}; "
             f"give a larger cluster or smaller degrees."
         )
 

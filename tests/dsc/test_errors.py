@@ -195,7 +195,7 @@ CASES = [
     ),
     (
         errors.ClusterTooSmall("2x4xa100", 8, 16, "16 stages"),
-        "2x4xa100 has 8 cards, and 16 stages needs 16; give a larger cluster or smaller degrees.",
+        "2x4xa100 has 8 cards, and 16 stages take 16; give a larger cluster or smaller degrees.",
     ),
     (errors.UnknownSchedule("zvb", ("zbv", "1f1b")), "'zvb' is not a schedule; did you mean 'zbv'?"),
     (

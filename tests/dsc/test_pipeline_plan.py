@@ -386,6 +386,11 @@ def test_auto_stages_take_the_whole_cluster() -> None:
 # --- bad input ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_cluster_that_no_division_suits_is_refused() -> None:
+    with pytest.raises(BadOption, match="'cluster' cannot be '64x1xa100'; give a smaller one: no division of it suits"):
+        plan_pipeline(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.zeros(3, 4),), cluster="64x1xa100")
+
+
 def test_each_mistake_is_one_sentence() -> None:
     entry = ZOO["mlp-tiny"]
     model, inputs = entry.build(), entry.inputs(8)
