@@ -5,7 +5,8 @@ kernels in C++.  Every storage that a call gives back is counted from when it is
 
 1. The measured peak is within 1 % of the planned one, and never above the budget.
 2. Peaks do not fall where budgets grow.
-3. Gradients are eager's from the same seed: the largest difference, as a share of the gradient's largest element.
+3. Gradients are eager's from the same seed: the largest difference, as a share of the gradient's largest element, or of
+   a thousandth of the largest one of all where a gradient is nothing but rounding (a bias of keys in attention).
 """
 
 from __future__ import annotations
@@ -92,11 +93,12 @@ def checked(name: str, share: float, budget: int, offload: str | None) -> Row:
     torch.manual_seed(0)
     model(*inputs).backward()
     eager = {p.data_ptr(): p.grad for p in model.parameters()}
+    largest = max(float(g.abs().max()) for g in eager.values() if g is not None)
     worst = 0.0
     for t, g in zip(step.inputs, gradients):
         want = eager.get(t.data_ptr())
         if g is not None and want is not None:
-            worst = max(worst, float((g - want).abs().max() / want.abs().max().clamp_min(1e-12)))
+            worst = max(worst, float((g - want).abs().max() / want.abs().max().clamp_min(1e-3 * largest)))
     return Row(name, share, budget, int(said["planned peak"]), measured, worst, int(said["bytes away"]))
 
 
