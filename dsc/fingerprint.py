@@ -171,6 +171,8 @@ def function_name(target: Any) -> str:
             return f"higher order {target.__name__}"
     home, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
     home = "operator" if home == "_operator" else home
+    if "<" in name:  # made inside another function, and known by a plain name, as max_pool2d is
+        name = getattr(target, "__name__", name)
     if home is None or home.partition(".")[0] not in HOMES or "<" in name:
         raise Unnamed(f"function {name or target}")
     found = sys.modules.get(home)
