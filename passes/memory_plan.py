@@ -270,7 +270,10 @@ class Search:
         guesses = [*self.proposals(), *self.from_chain(budget)]
         fits: list[Program] = []
         aims = {budget}
-        for _ in range(RUNS if len(self.found.problem.ops) < LARGE else RUNS_LARGE):
+        enough = RUNS if len(self.found.problem.ops) < LARGE else RUNS_LARGE
+        for count in range(2 * RUNS):
+            if count >= enough and fits:
+                break
             best = min((p.seconds for p in fits), default=float("inf"))
             untried = [g for g in guesses if g.plan not in self.runs and g.seconds < best * (1 + SLACK)]
             new = [g for g in untried if g.peak <= budget]
@@ -316,7 +319,8 @@ class Search:
                 room = min(room - over * 0.95, (room + high) / 2)
             else:
                 high = min(high, room)
-                room = max(room - over * 1.02, (low + room) / 2)
+                less = max(over * 1.02, 1.01 * self.table().unit)  # one step of the table, or the plan is the same
+                room = max(room - less, (low + room) / 2)
 
     def guess(self, origin: str, plan: Schedule) -> Guess:
         """What the simulator thinks of a plan, set right by what it thinks of the default."""
