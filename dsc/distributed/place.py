@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -25,21 +24,11 @@ class Place:
     """The processes of this pipeline."""
     mesh: DeviceMesh | None
     """Of all processes, with the dimensions ``pp`` and, where there are any, ``dp`` and ``tp``."""
-    sums: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
-    """Groups of a few ranks of the pipeline, by the plan's numbers of them."""
     saving: dist.ProcessGroup | None = None
 
     def member(self, rank: int) -> int:
         """The number in the group of a rank of the plan."""
         return dist.get_group_rank(self.group, self.members[rank])
-
-    def among(self, ranks: Collection[int]) -> dist.ProcessGroup:
-        """A group of these ranks of the plan; all of them ask for it, in the same order of asking."""
-        key = tuple(sorted(ranks))
-        if key not in self.sums:
-            members = sorted(self.members[r] for r in key)
-            self.sums[key] = dist.new_group(members, use_local_synchronization=True)
-        return self.sums[key]
 
     def everybody(self) -> dist.ProcessGroup:
         """All processes, over their CPUs: for checkpoints, which may be written while training goes on."""
