@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from dsc.artifact import load as load
     from dsc.debug.tracing import trace as trace
     from dsc.distributed.cluster import Cluster as Cluster
-    from dsc.distributed.plan import PipelinePlan as PipelinePlan
-    from dsc.distributed.planner import plan_pipeline as plan_pipeline
     from dsc.distributed.pipeline import Pipeline as Pipeline
     from dsc.distributed.pipeline import pipeline as pipeline
+    from dsc.distributed.plan import PipelinePlan as PipelinePlan
+    from dsc.distributed.planner import plan_pipeline as plan_pipeline
     from dsc.errors import DscError as DscError
     from dsc.errors import DscWarning as DscWarning
     from dsc.manager import Pass as Pass
     from dsc.manager import Remark as Remark
     from dsc.manager import Report as Report
+    from dsc.precision.controller import PrecisionController as PrecisionController
     from dsc.precision.plan import PrecisionPlan as PrecisionPlan
     from dsc.runtime.state import State as State
     from dsc.target import Target as Target
@@ -44,6 +45,7 @@ _HOMES = {
     "Pass": "dsc.manager",
     "Remark": "dsc.manager",
     "Report": "dsc.manager",
+    "PrecisionController": "dsc.precision.controller",
     "PrecisionPlan": "dsc.precision.plan",
     "State": "dsc.runtime.state",
     "Target": "dsc.target",

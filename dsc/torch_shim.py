@@ -155,7 +155,7 @@ def make_shape_env(known: Mapping[sympy.Symbol, int | None]) -> Any:
 
 @contextmanager
 def activation_budget(share: float) -> Iterator[None]:
-    """torch's partitioner inside saves at most this share of what it would save by default."""
+    """Torch's partitioner inside saves at most this share of what it would save by default."""
     config = importlib.import_module("torch._functorch.config")
     with config.patch(activation_memory_budget=share):
         yield
@@ -323,9 +323,13 @@ def tracing_state() -> Iterator[str]:
 
 
 def pipeline_runtime(
-    stages: Sequence[Any], orders: Mapping[int, Sequence[str]], microbatches: int, loss: Callable[..., Any], **kwargs: Any
+    stages: Sequence[Any],
+    orders: Mapping[int, Sequence[str]],
+    microbatches: int,
+    loss: Callable[..., Any],
+    **kwargs: Any,
 ) -> Any:
-    """torch's pipeline runtime for these lists of actions, such as ``0F3``, by rank of the group.
+    """The pipeline runtime of torch for these lists of actions, such as ``0F3``, by rank of the group.
 
     It adds sends and receives, and after the last backward of a stage the reduction of its gradients.
     """

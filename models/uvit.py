@@ -85,7 +85,8 @@ class UViT(nn.Module):
         for block in self.second:
             x = block(x, skips.pop())
         predicted = self.head(self.norm(x))[:, 1:]
-        return (predicted - patches_of(noise, self.patch)).square().mean()
+        loss: Tensor = (predicted - patches_of(noise, self.patch)).square().mean()
+        return loss
 
 
 def patches_of(images: Tensor, patch: int) -> Tensor:

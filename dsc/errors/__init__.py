@@ -53,11 +53,6 @@ from dsc.errors.pipeline import StageFailed as StageFailed
 from dsc.errors.pipeline import TooManyStages as TooManyStages
 from dsc.errors.pipeline import UnknownSchedule as UnknownSchedule
 from dsc.errors.pipeline import WorldMismatch as WorldMismatch
-from dsc.errors.sparsity import CannotPrune as CannotPrune
-from dsc.errors.sparsity import NoSparsity as NoSparsity
-from dsc.errors.sparsity import NothingSparse as NothingSparse
-from dsc.errors.sparsity import StaleMasks as StaleMasks
-from dsc.errors.sparsity import StrangeMask as StrangeMask
 from dsc.errors.precision import BadCalibration as BadCalibration
 from dsc.errors.precision import BadControl as BadControl
 from dsc.errors.precision import BadPrecision as BadPrecision
@@ -67,4 +62,9 @@ from dsc.errors.precision import NoSuchLayer as NoSuchLayer
 from dsc.errors.precision import NotOnTarget as NotOnTarget
 from dsc.errors.precision import PrecisionError as PrecisionError
 from dsc.errors.precision import UnknownFormat as UnknownFormat
+from dsc.errors.sparsity import CannotPrune as CannotPrune
+from dsc.errors.sparsity import NoSparsity as NoSparsity
+from dsc.errors.sparsity import NothingSparse as NothingSparse
+from dsc.errors.sparsity import StaleMasks as StaleMasks
+from dsc.errors.sparsity import StrangeMask as StrangeMask
 from dsc.errors.state import BadState as BadState

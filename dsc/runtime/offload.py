@@ -157,6 +157,7 @@ class Mover:
         elif slot.tier.kind == "nvme":
             slot.back = workers().submit(self.file(slot.tier).read, slot.place, flat)
         else:
+            assert slot.buffer is not None
             slot.back = workers().submit(_copy, flat, slot.buffer)
         return y
 
@@ -260,7 +261,7 @@ def workers() -> ThreadPoolExecutor:
 @lru_cache
 def streams(device: torch.device) -> tuple[Any, Any]:
     """Of one device: the stream out, and the stream in."""
-    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 MOVER = Mover()

@@ -42,7 +42,9 @@ def test_as_masked_attention(name: str) -> None:
     found = torch.ops.dsc.block_attention_backward(grad, *raw, out, sums, index, causal, block, scale)
     assert (out - want).abs().max() <= 1e-5
     assert max(float((a - b).abs().max()) for a, b in zip(found, wanted)) <= 1e-5
-    torch.library.opcheck(torch.ops.dsc.block_attention, (*raw, index, causal, block, scale), test_utils="test_faketensor")
+    torch.library.opcheck(
+        torch.ops.dsc.block_attention, (*raw, index, causal, block, scale), test_utils="test_faketensor"
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

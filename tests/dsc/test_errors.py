@@ -112,6 +112,11 @@ CASES = [
         "give at least 1610612736 bytes (1.50 GiB) or a smaller batch.",
     ),
     (
+        errors.OffloadFailed("addmm, 4.0 MiB", "no space left on device"),
+        "Offloading failed for addmm, 4.0 MiB: no space left on device; "
+        "free space there, name another folder, or leave offload out.",
+    ),
+    (
         errors.BadPlan("plan.json", "it is of version 9, and this dsc reads version 1"),
         "The plan in plan.json cannot be used: it is of version 9, and this dsc reads version 1; delete it to plan anew.",
     ),

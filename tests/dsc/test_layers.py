@@ -8,10 +8,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
-    "dsc.errors dsc.codegen.writer dsc.torch_shim",
+    "dsc.errors dsc.precision dsc.codegen.writer dsc.torch_shim",
     "dsc.runtime.state dsc.precision.formats",
     "dsc.precision.plan dsc.precision.emulate",
     "dsc.precision.request dsc.precision.ops",
+    "dsc.precision.switch",
+    "dsc.precision.controller dsc.precision.writers",
     "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.traps dsc.repair dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.replay",
     "dsc.packed dsc.tiers",
     "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
