@@ -56,8 +56,8 @@ def forward(
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     sum_ = tl.full((BLOCK,), 0.0, tl.float32)
     acc = tl.full((BLOCK, D), 0.0, tl.float32)
-    for at in range(LISTED):
-        block = tl.load(index + program * LISTED + at)
+    for turn in range(LISTED):
+        block = tl.load(index + program * LISTED + turn)
         j = tl.maximum(block, 0) * BLOCK + tl.arange(0, BLOCK)
         some = tile(keys, j, length, kt, d, WIDTH, block >= 0)
         scores = tl.dot(queries, tl.trans(some), input_precision=PRECISION) * scale
@@ -95,8 +95,8 @@ def backward_queries(
     rows = (batch * heads + head) * length + i
     sum_, product = tl.load(sums + rows, mask=i < length, other=0.0), tl.load(inner + rows, mask=i < length, other=0.0)
     acc = tl.full((BLOCK, D), 0.0, tl.float32)
-    for at in range(LISTED):
-        block = tl.load(index + program * LISTED + at)
+    for turn in range(LISTED):
+        block = tl.load(index + program * LISTED + turn)
         j = tl.maximum(block, 0) * BLOCK + tl.arange(0, BLOCK)
         some = tile(keys, j, length, kt, d, WIDTH, block >= 0)
         scores = tl.dot(queries, tl.trans(some), input_precision=PRECISION) * scale
