@@ -101,8 +101,9 @@ def test_data_cannot_end_its_script() -> None:
 def test_the_data_is_what_was_captured() -> None:
     s = session("gpt-tiny")
     d = data.of_session(s)
-    assert [(p["graph"], p["name"]) for p in d["passes"]][:3] == [
+    assert [(p["graph"], p["name"]) for p in d["passes"]][:4] == [
         ("joint", "trace"),
+        ("joint", "chunk-loss"),
         ("joint", "canonicalize"),
         ("joint", "recompute"),
     ]
