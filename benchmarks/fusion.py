@@ -34,7 +34,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
-from dsc import backend, link, ops
+from dsc import compiler, link, ops
 from dsc.steps import storage_of
 from dsc.torch_shim import optimization_hint
 
@@ -141,8 +141,7 @@ def dsc_counted(count: Count) -> Iterator[None]:
     with (
         common.replaced(link.Writer, "kernel", kernel) as old_kernel,
         common.replaced(link.Writer, "call", call) as old_call,
-        common.replaced(link, "build_launches", lambda writer, options: ([], "")),
-        common.replaced(backend.run, "load", lambda program, kind: boxed(stop)),
+        common.replaced(compiler, "loaded", lambda program, kind, made: boxed(stop)),
     ):
         yield
 
@@ -304,12 +303,12 @@ def inductor_extern(graph: Any, node: Any) -> tuple[dict[str, int], dict[str, in
 # both
 
 
-def count(compiler: str, case: common.Case) -> Count:
+def count(way: str, case: common.Case) -> Count:
     """What a train step would launch."""
     out = Count()
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as cache, torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-        if compiler == "dsc":
+        if way == "dsc":
             options = {
                 "cache_dir": cache,
                 "on_compile": lambda r: (out.texts.append(r.text), out.remarks.extend(remarks(r))),
@@ -363,14 +362,14 @@ def check() -> bool:
     rows, right = [], True
     for name, (function, shapes, kernels, calls, size) in CHECKS.items():
         inputs = tuple(torch.randn(s) for s in shapes)
-        for compiler in ("dsc", "inductor"):
-            c = count(compiler, common.Case(function, inputs))  # type: ignore[arg-type]
+        for way in ("dsc", "inductor"):
+            c = count(way, common.Case(function, inputs))  # type: ignore[arg-type]
             same = (c.kernels, c.calls, c.bytes) == (kernels, calls, size)
             right &= same
             rows.append(
                 (
                     name,
-                    compiler,
+                    way,
                     c.kernels,
                     c.calls,
                     c.bytes,
@@ -394,7 +393,7 @@ def main() -> None:
     rows, results = [], {}
     for name in args.models.split(","):
         name = f"{name}-tiny" if args.tiny and not name.endswith("-tiny") else name
-        both = {compiler: count(compiler, common.case(name, args.dtype)) for compiler in ("dsc", "inductor")}
+        both = {way: count(way, common.case(name, args.dtype)) for way in ("dsc", "inductor")}
         d, i = both["dsc"], both["inductor"]
         rows.append((name, d.kernels, i.kernels, d.calls, i.calls, d.bytes / 1e6, i.bytes / 1e6,
                      d.kernel_bytes / 1e6, i.kernel_bytes / 1e6, d.bytes / i.bytes))  # fmt: skip
@@ -425,8 +424,8 @@ def detail(folder: str, name: str, both: dict[str, Count]) -> None:
     from pathlib import Path
 
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for compiler, c in both.items():
-        base = Path(folder) / f"{name}.{compiler}"
+    for way, c in both.items():
+        base = Path(folder) / f"{name}.{way}"
         Path(f"{base}.launches").write_text(show(c) + "\n")
         Path(f"{base}.text").write_text("\n\n".join(c.texts) + "\n")
         Path(f"{base}.remarks").write_text("\n".join(c.remarks) + "\n")
