@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +105,15 @@ def parser(description: str | None, models: str) -> argparse.ArgumentParser:
 def write_json(path: Path | None, numbers: Any) -> None:
     if path is not None:
         path.write_text(json.dumps({**machine(), "results": numbers}, indent=1) + "\n")
+
+
+def apart(command: Sequence[str], env: Mapping[str, str], what: str) -> dict[str, float]:
+    """The numbers that a script prints as JSON on its last line, run by itself in a new process."""
+    done = subprocess.run([sys.executable, *command], env={**os.environ, **env}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{what} failed:\n{done.stderr}")
+    numbers: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 def machine() -> dict[str, object]:

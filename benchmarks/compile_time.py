@@ -9,10 +9,7 @@ deriving the backward, and compiling nothing.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -49,14 +46,10 @@ def fresh(kind: str, name: str, dtype: str, threads: int | None) -> dict[str, fl
     """``once`` in a new process with caches of its own."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "DSC_CACHE_DIR": "dsc"}
-        env = {**os.environ, **{k: str(Path(folder) / v) for k, v in variables.items()}}
-        command = [sys.executable, __file__, "--once", kind, "--models", name, "--dtype", dtype]
+        env = {k: str(Path(folder) / v) for k, v in variables.items()}
+        command = [__file__, "--once", kind, "--models", name, "--dtype", dtype]
         command += ["--threads", str(threads)] if threads else []
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{kind} on {name} failed:\n{done.stderr}")
-        numbers: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return numbers
+        return common.apart(command, env, f"{kind} on {name}")
 
 
 def main() -> None:

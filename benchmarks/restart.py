@@ -8,10 +8,7 @@ process of its own that has compiled a small layer before, so that imports do no
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 
 import common
@@ -41,13 +38,9 @@ def once(name: str, backend: str, cache: str) -> dict[str, float]:
 
 def fresh(name: str, backend: str, cache: str, folder: str) -> dict[str, float]:
     """``once`` in a new process with the caches of ``folder``."""
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "DSC_CACHE_DIR": f"{folder}/dsc"}
-    command = [sys.executable, "-W", "ignore", __file__, "--once", f"{backend},{cache}", "--models", name]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{backend} on {name} failed:\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    env = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "DSC_CACHE_DIR": f"{folder}/dsc"}
+    command = ["-W", "ignore", __file__, "--once", f"{backend},{cache}", "--models", name]
+    return common.apart(command, env, f"{backend} on {name}")
 
 
 def measure(name: str, rounds: int) -> dict[str, dict[str, object]]:

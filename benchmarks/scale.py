@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -107,13 +104,8 @@ def repeated(count: int) -> GraphModule:
 
 def fresh(part: str, count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "DSC_CACHE_DIR": folder}
-        command = [sys.executable, "-W", "ignore", __file__, "--once", f"{part},{count}"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{part} {count} failed:\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        command = ["-W", "ignore", __file__, "--once", f"{part},{count}"]
+        return common.apart(command, {"DSC_CACHE_DIR": folder}, f"{part} {count}")
 
 
 def main() -> None:

@@ -163,10 +163,11 @@ def _joined(blocks: Tensor, like: Tensor) -> Tensor:
     """[B H Q, block, D] -> [B, H, T, D] as ``like``, in memory as [B, T, H, D]."""
     batch, heads, length, width = like.shape
     whole = blocks.view(batch, heads, -1, width)[:, :, :length]
-    return _spread(like).copy_(whole)
+    return spread(like).copy_(whole)
 
 
-def _spread(like: Tensor) -> Tensor:
+def spread(like: Tensor) -> Tensor:
+    """[B, H, T, D], in memory as [B, T, H, D]."""
     batch, heads, length, width = like.shape
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -226,9 +227,9 @@ def _select_fake(query: Tensor, key: Tensor, causal: bool, block: int, window: i
 
 @torch.library.register_fake("dsc::block_attention", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _spread(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return spread(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("dsc::block_attention_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _backward_fake(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, ...]:
-    return _spread(query), _spread(key), _spread(value)
+    return spread(query), spread(key), spread(value)

@@ -8,6 +8,7 @@ parameters and paths of files are no part of it.
 from __future__ import annotations
 
 import hashlib
+import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -143,10 +144,7 @@ def graph_lines(gm: GraphModule) -> Iterator[str]:
 
 
 def attribute_lines(gm: GraphModule, path: str) -> Iterator[str]:
-    found: Any = gm
-    for part in path.split("."):
-        found = getattr(found, part)
-    match found:
+    match found := operator.attrgetter(path)(gm):
         case GraphModule():
             yield "graph {"
             yield from graph_lines(found)

@@ -284,7 +284,7 @@ class Writer:
         name, view = self.names[n], ops.is_view(n) or ops.is_split(n)
         if n.op == "get_attr":
             known = is_attribute(n.target)
-            self.externals[name] = Entry(str(n.target)) if known else _attribute(self.gm, str(n.target))
+            self.externals[name] = Entry(str(n.target)) if known else operator.attrgetter(str(n.target))(self.gm)
             return
         if not view and n.target is not operator.getitem:
             self.flush()
@@ -470,10 +470,3 @@ def _names(nodes: Iterable[Node]) -> dict[Node, str]:
         n: f"{n.name}_" if keyword.iskeyword(n.name) or n.name in ("aten", "torch", "math", "device") else n.name
         for n in nodes
     }
-
-
-def _attribute(gm: GraphModule, path: str) -> Any:
-    out: Any = gm
-    for part in path.split("."):
-        out = getattr(out, part)
-    return out

@@ -192,12 +192,13 @@ def _next(product: Node, known: set[Node]) -> list[Node]:
             if u.op != "call_function" or _is_backward(u) or u in known:
                 continue
             through = ops.info(u).kind in ("pointwise", "view", "item") or u.target is operator.getitem
-            step = (u, bent or _packet(u) in BENDS)
+            step = (u, bent or packet(u) in BENDS)
             if through and step not in seen:
                 seen.add(step)
                 queue.append(step)
     return out
 
 
-def _packet(n: Node) -> str:
+def packet(n: Node) -> str:
+    """The name of the operator that a node calls, whatever its overload."""
     return n.target.overloadpacket.__name__ if isinstance(n.target, OpOverload) else ""

@@ -7,6 +7,7 @@ that it rounds.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -100,7 +101,7 @@ class Measured:
         self.backwards += 1
         for n in self.gm.graph.nodes:
             if n.op == "get_attr" and whole:
-                values[n] = _attribute(self.gm, str(n.target))
+                values[n] = operator.attrgetter(str(n.target))(self.gm)
             if n.op != "call_function":
                 continue
             site = self.by_node.get(n)
@@ -201,10 +202,3 @@ def _fits(value: object, want: Tensor) -> bool:
     ):
         return False
     return all(not isinstance(w, int) or v == w for v, w in zip(value.shape, want.shape))
-
-
-def _attribute(gm: GraphModule, path: str) -> Any:
-    out: Any = gm
-    for part in path.split("."):
-        out = getattr(out, part)
-    return out

@@ -13,8 +13,9 @@ from dsc import block_attention, cost, ops
 from dsc.errors import BadOption
 from dsc.manager import Pass, Remark, Report
 from dsc.passes.canonicalize import Rewriter
+from dsc.passes.linears import packet
 from dsc.target import Target
-from dsc.torch_shim import OpOverload, detect_fake_mode
+from dsc.torch_shim import detect_fake_mode
 
 aten = torch.ops.aten
 FORWARD = frozenset(
@@ -66,7 +67,7 @@ class SparseAttention(Pass):
     def run(self, gm: GraphModule, target: Target) -> Report:
         rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
         remarks = []
-        for node in [n for n in gm.graph.nodes if _packet(n) in FORWARD]:
+        for node in [n for n in gm.graph.nodes if packet(n) in FORWARD]:
             if (why := self.refuses(node)) is not None:
                 remarks.append(Remark(node.name, "skipped", why))
                 continue
@@ -112,7 +113,7 @@ class SparseAttention(Pass):
         assert isinstance(q, Node)
         scale = given.get("scale")
         factor = float(scale) if isinstance(scale, (int, float)) else float(ops.tensor(q).shape[-1]) ** -0.5
-        backward = next((u for i in node.users for u in i.users if _packet(u) == f"{_packet(node)}_backward"), None)
+        backward = next((u for i in node.users for u in i.users if packet(u) == f"{packet(node)}_backward"), None)
         with rw.gm.graph.inserting_before(node):
             choose, attend = torch.ops.dsc.block_select.default, torch.ops.dsc.block_attention.default
             window, sink, top_k = self.blocks
@@ -155,9 +156,5 @@ def _restrided(rw: Rewriter, item: Node, like: Node) -> Node:
 
 def _read_beyond(item: Node) -> bool:
     """Whether anything else than the backward of attention reads a value."""
-    seen = [u for u in item.users if _packet(u).removesuffix("_backward") not in FORWARD]
-    return any(_packet(u) not in ("detach", "alias") or _read_beyond(u) for u in seen)
-
-
-def _packet(n: Node) -> str:
-    return n.target.overloadpacket.__name__ if isinstance(n.target, OpOverload) else ""
+    seen = [u for u in item.users if packet(u).removesuffix("_backward") not in FORWARD]
+    return any(packet(u) not in ("detach", "alias") or _read_beyond(u) for u in seen)

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dsc.block_attention import spread
+
 WARPS = 4
 STAGES = 2
 
@@ -53,12 +55,6 @@ def dense(x: Tensor) -> Tensor:
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(s for t in tensors for s in t.stride()[:3])
-
-
-def spread(like: Tensor) -> Tensor:
-    """[B, H, T, D], in memory as [B, T, H, D]."""
-    batch, heads, length, width = like.shape
-    return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def forward(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance import case
+from dsc.debug.fuzz.observe import random_state
 
 SMALL: dict[str, object] = {
     **dict.fromkeys("hidden_size d_model n_embd dim embedding_size emb_dim embed_dim d_embed".split(), 64),
@@ -145,7 +145,7 @@ def step(subject: Subject, forward: Callable[..., Any], seed: int = 1) -> Step:
     loss = out.loss if out.loss is not None else out[0].float().square().mean()
     loss.backward()
     named = {n: p.grad.detach().clone() for n, p in subject.model.named_parameters() if p.grad is not None}
-    return Step(loss.detach().clone(), named, case.generator_state())
+    return Step(loss.detach().clone(), named, random_state())
 
 
 def compare(name: str, backend: str, dynamic: bool | None = None, dropout: float | None = None) -> None:

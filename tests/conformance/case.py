@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dsc.debug.fuzz.observe import random_state
+
 Tolerance = tuple[float, float]
 """Relative, absolute."""
 
@@ -126,17 +128,12 @@ def call(case: Case, fn: Callable[..., Any], number: int, arguments: tuple[Any, 
         if case.grad:
             out.gradients = gradients(fn, results, inputs, number)
         out.inputs = [t.detach().clone() for t in inputs]
-        out.generator = generator_state()
+        out.generator = random_state()
         if case.check is not None:
             case.check(out.results, inputs, out.gradients)
     except Exception as e:
         out.error = e
     return out
-
-
-def generator_state() -> Tensor:
-    """Of the generator of the device on which programs run."""
-    return torch.cuda.get_rng_state() if torch.get_default_device().type == "cuda" else torch.get_rng_state()
 
 
 def gradients(fn: object, results: list[Tensor], inputs: list[Tensor], number: int) -> list[Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ def _walk(
             case "placeholder":
                 value: Any = given[node.name]
             case "get_attr":
-                value = attribute(gm, str(node.target))
+                value = operator.attrgetter(str(node.target))(gm)
                 value = twin(value) if call is _call_twins else value
             case "output":
                 results = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
@@ -202,10 +203,3 @@ def _wide(x: Any) -> Any:
 
 def _wide_dtype(x: Any) -> Any:
     return torch.float64 if isinstance(x, torch.dtype) and x in SMALLER else x
-
-
-def attribute(gm: GraphModule, path: str) -> Any:
-    out: Any = gm
-    for part in path.split("."):
-        out = getattr(out, part)
-    return out
