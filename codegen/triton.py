@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 import sympy
 
 from dsc.codegen.kernel import Index, Kernel, Let, Store, stages
+from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_index import text
 from dsc.codegen.triton_math import helpers
-from dsc.codegen.triton_nest import Nest, Schedule, default_schedule, grid, nest, tiles
+from dsc.codegen.triton_nest import Nest, default_schedule, grid, nest, tiles
 from dsc.codegen.triton_value import TYPES, Values, grouped
 
 __all__ = ["Schedule", "default_schedule", "emit", "grid", "tiles"]

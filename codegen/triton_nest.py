@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from dsc.codegen.kernel import NBYTES, Axis, Index, Kernel
+from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_axes import unfolded, without_units
 from dsc.codegen.triton_index import bound
 
@@ -17,24 +18,6 @@ FEW = 8
 """Rows that one thread reduces by itself."""
 MANY = 6
 """Buffers whose values fill the registers of a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Tile sizes (powers of two) and launch options. A kernel has to be run with the schedule it was emitted for."""
-
-    XB: int = 1
-    """Points of the parallel axes in a tile."""
-    RB: int = 1
-    """Points of the reduce axes in a tile: all of them (the kernel is persistent) or it loops."""
-    num_warps: int = 4
-    num_stages: int = 2
-    fp_fusion: bool = False
-    """Whether the compiler may contract a product and a sum, which the kernel rounds one after the other."""
-    programs: int = 0
-    """So many programs walk the rows and keep their sums (see ``triton_columns``); 0: one for each tile."""
-    asserts: bool = False
-    """Whether a failed check stops the GPU, as in PyTorch's own kernels, instead of setting a flag."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import sympy
 from dsc.codegen import triton_columns
 from dsc.codegen.cpp_split import Temporary, cut
 from dsc.codegen.kernel import Axis, Kernel, stages
+from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_axes import without_units
-from dsc.codegen.triton_nest import Schedule, default_schedule, grid, nest
+from dsc.codegen.triton_nest import default_schedule, grid, nest
 
 PROGRAMS = 128
 """So many programs keep a GPU busy (an A100 has 108 multiprocessors, an H100 132)."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import sympy
 
 from dsc.codegen.kernel import COMPUTE, Index, Let
+from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_index import text
 from dsc.codegen.triton_math import COMBINE, HELPERS, call
-from dsc.codegen.triton_nest import Nest, Schedule
+from dsc.codegen.triton_nest import Nest
 from dsc.torch_shim import Mod
 
 TYPES = {

@@ -16,7 +16,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.precision.controller dsc.precision.writers",
     "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.traps dsc.repair dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.replay",
     "dsc.packed dsc.tiers",
-    "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel",
+    "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.codegen.kernel dsc.codegen.schedule",
     "dsc.program dsc.steps dsc.retarget",
     "dsc.verify dsc.liveness dsc.partition dsc.plan dsc.budget",
     "dsc.fragments",

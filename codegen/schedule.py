@@ -1,0 +1,32 @@
+"""How a kernel of the IR is launched by Triton: plain data, chosen by rule, by a model of the target, or by measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tile sizes (powers of two) and launch options. A kernel has to be run with the schedule it was emitted for."""
+
+    XB: int = 1
+    """Points of the parallel axes in a tile."""
+    RB: int = 1
+    """Points of the reduce axes in a tile: all of them (the kernel is persistent) or it loops."""
+    num_warps: int = 4
+    num_stages: int = 2
+    fp_fusion: bool = False
+    """Whether the compiler may contract a product and a sum, which the kernel rounds one after the other."""
+    programs: int = 0
+    """So many programs walk the rows and keep their sums (see ``triton_columns``); 0: one for each tile."""
+    asserts: bool = False
+    """Whether a failed check stops the GPU, as in PyTorch's own kernels, instead of setting a flag."""
+
+    KB: int = 0
+    """Points of the contraction that a product takes at once; 0: no product."""
+
+    @property
+    def label(self) -> str:
+        """``2 x 1024, 4 warps``."""
+        tile = " x ".join(str(n) for n in (self.XB, self.RB, self.KB) if n > 1) or "1"
+        return f"{tile}, {self.num_warps} warps"
