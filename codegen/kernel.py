@@ -9,8 +9,9 @@
 Extents and indices are integers or sympy expressions over axis names, size symbols and (for indirect
 access) names of earlier ``i64`` values.  There are no loops, tiles, masks, pointers or thread ids here:
 an emitter adds those, guided by its own schedule.  One kernel has one set of reduce axes, and every
-``reduce`` runs over all of them, so a kernel is a nest over the parallel axes with stages inside.  A ``collect`` runs
-over all parallel axes: what it gives, and all that follows from it, varies along the reduce axes only, and no
+``reduce`` runs over all of them, so a kernel is a nest over the parallel axes with stages inside.  So does its ``dot``,
+of which a kernel has one at most: one operand varies along the rows of a matrix, the other along its columns, both along
+the reduce axes and perhaps along axes of a batch.  A ``collect`` runs over all parallel axes: what it gives, and all that follows from it, varies along the reduce axes only, and no
 ``reduce`` needs it.
 
 Operations of a ``let``:
@@ -24,6 +25,7 @@ Operations of a ``let``:
     random   attr = "uniform"; args = seed, offset   Philox 4x32-10, first word, as a number in [0, 1)
     reduce   attr = sum | prod | max | min | any | all     over all reduce axes; max and min keep NaN
     collect  attr = sum                              over all parallel axes
+    dot      attr = bf16 | f16 | tf32 | f32          the sum of products of two values rounded to that format, in f32
     the rest: POINTWISE below
 """
 
@@ -159,13 +161,18 @@ class Kernel:
 def stages(kernel: Kernel) -> dict[str, int]:
     """Value name -> how many reductions must be finished before it can be computed at a point.
 
-    A reduce of stage-n values is itself of stage n + 1; everything else has the stage of its arguments.
+    A reduce or dot of stage-n values is itself of stage n + 1; everything else has the stage of its arguments.
     """
     out: dict[str, int] = {}
     for v in kernel.lets:
         below = max((out[a] for a in v.args), default=0)
-        out[v.name] = below + 1 if v.op == "reduce" else below
+        out[v.name] = below + 1 if v.op in ("reduce", "dot") else below
     return out
+
+
+def product(kernel: Kernel) -> Let | None:
+    """The ``dot`` of a kernel."""
+    return next((v for v in kernel.lets if v.op == "dot"), None)
 
 
 def indirect(index: Index, kernel: Kernel) -> frozenset[str]:

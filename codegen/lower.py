@@ -83,7 +83,7 @@ class Builder:
             axes |= self._axes_of(attr[1])
         elif isinstance(attr, sympy.Expr):
             axes |= self._axes_of(attr)
-        if op == "reduce":
+        if op in ("reduce", "dot"):
             axes -= {s.name for s in self.reduced}
         if op == "collect":
             axes &= {s.name for s in self.reduced}
@@ -361,7 +361,7 @@ def drop_unread(k: Kernel) -> Kernel:
 def drop_idle(k: Kernel) -> Kernel:
     """Reduce axes along which nothing varies and nothing is reduced (a loss picks one element a row)."""
     along = {a for v in k.lets for a in v.axes} | {s.name for x in k.stores for s in x.index.free_symbols}
-    if any(v.op == "reduce" for v in k.lets):
+    if any(v.op in ("reduce", "dot") for v in k.lets):
         return k
     return replace(k, axes=tuple(a for a in k.axes if not a.reduce or a.name in along))
 

@@ -14,11 +14,12 @@ Within a program all loads of an ``inout`` buffer come before its stores.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import sympy
 
+from dsc.codegen import triton_dot
 from dsc.codegen.kernel import Index, Kernel, Let, Store, stages
 from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_index import text
@@ -32,8 +33,11 @@ __all__ = ["Schedule", "default_schedule", "emit", "grid", "tiles"]
 def emit(kernel: Kernel, schedule: Schedule | None = None) -> str:
     schedule = schedule or default_schedule(kernel)
     n = nest(kernel)
-    e = _Emitter(n, schedule, Values(n, schedule))
-    e.body()
+    e = Emitter(n, schedule, Values(n, schedule))
+    if n.summed:
+        triton_dot.body(e)
+    else:
+        e.body()
     lines = ["import triton", "import triton.language as tl", ""]
     lines += [source.rstrip("\n") + "\n" for source in helpers(e.values.used)]
     lines += ["", *(f"# {line}".rstrip() for line in kernel.origin.splitlines()), "@triton.jit"]
@@ -42,7 +46,7 @@ def emit(kernel: Kernel, schedule: Schedule | None = None) -> str:
 
 
 @dataclass
-class _Emitter:
+class Emitter:
     n: Nest
     schedule: Schedule
     values: Values
@@ -63,10 +67,7 @@ class _Emitter:
     # -- the frame
 
     def body(self) -> None:
-        n = self.n
-        for size in n.sizes:  # int32, or a constant where Triton specialises: neither is what indices need
-            self.w(f"{size} = tl.full([], {size}, tl.int64)")
-        v, program = self.values, f"tl.program_id(0){'.to(tl.int64)' if n.wide else ''}"
+        n, v, program = self.n, self.values, self.start()
         if self.schedule.programs:
             self.columns(self.live(), program)
             self.drop_unread_axes()
@@ -93,6 +94,12 @@ class _Emitter:
         self.drop_unread_axes()
         if not self.lines:
             self.w("pass")
+
+    def start(self) -> str:
+        """The sizes, and the number of the program."""
+        for size in self.n.sizes:  # int32, or a constant where Triton specialises: neither is what indices need
+            self.w(f"{size} = tl.full([], {size}, tl.int64)")
+        return f"tl.program_id(0){'.to(tl.int64)' if self.n.wide else ''}"
 
     def columns(self, live: list[Let], program: str) -> None:
         """Tiles of rows, one after the other, and the sums over them."""
@@ -190,7 +197,7 @@ class _Emitter:
             self.w(
                 f"{v.name} = tl.full({self.values.shape(sides)}, {self.values.identity(v)}, {self.values.accumulator(v)})"
             )
-        self.w(f"for {self.values.r0} in range(0, {text(self.n.rn)}, RB):")
+        self.w(f"for {self.values.r0} in range(0, {text(self.n.rn)}, {self.values.tile['r']}):")
         self.depth += 1
         self.w(f"{self.values.r} = {self.values.r0} + {self.values.arange('r')}")
         self.decode("r")
@@ -223,12 +230,12 @@ class _Emitter:
     def mentioned(self, index: Index) -> list[str]:
         return sorted(s.name for s in sympy.sympify(index).free_symbols if s.name in self.values.lets)
 
-    def needed(self, names: list[str], *, stop_at_rows: bool = False) -> set[str]:
+    def needed(self, names: list[str], *, stop_at_rows: bool = False, stop_at: Collection[str] = ()) -> set[str]:
         out: set[str] = set()
         todo = list(names)
         while todo:
             name = todo.pop()
-            if name in out or (stop_at_rows and "r" not in self.values.sides[name]):
+            if name in out or name in stop_at or (stop_at_rows and "r" not in self.values.sides[name]):
                 continue
             out.add(name)
             v = self.values.lets[name]

@@ -204,6 +204,16 @@ def _uniform(seed, offset):
     return (c0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 """
 
+_TILE = """
+@triton.jit
+def _tile(program, down, across):
+    # Row and column of a program's tile: 8 rows of tiles are walked together, so that operands are found in the cache.
+    first = program // (8 * across) * 8
+    height = tl.minimum(down - first, 8)
+    inside = program % (8 * across)
+    return first + inside % height, inside // height
+"""
+
 HELPERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "_sum": (_SUM, ()),
     "_prod": (_PROD, ()),
@@ -226,6 +236,7 @@ HELPERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "_atan2": (_ATAN2.format(n="", dtype="tl.float32", bits="tl.int32"), ("_atan",)),
     "_atan264": (_ATAN2.format(n="64", dtype="tl.float64", bits="tl.int64"), ("_atan64",)),
     "_uniform": (_UNIFORM, ()),
+    "_tile": (_TILE, ()),
 }
 """Name -> (source, helpers that it calls), in the order in which they are written out."""
 

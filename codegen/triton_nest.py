@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from dsc.codegen.kernel import NBYTES, Axis, Index, Kernel
+from dsc import gemm_tiles
+from dsc.codegen.kernel import NBYTES, Axis, Index, Kernel, Let, product
 from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_axes import unfolded, without_units
 from dsc.codegen.triton_index import bound
@@ -37,6 +38,10 @@ class Nest:
     """Whether index arithmetic needs 64 bits."""
     sizes: tuple[str, ...]
     """Those of the kernel as it came: its arguments."""
+    batch: tuple[Axis, ...] = ()
+    """Of a product: axes along which a program has one point."""
+    summed: tuple[Axis, ...] = ()
+    """Of a product: the contraction."""
 
     @property
     def rank(self) -> int:
@@ -61,6 +66,8 @@ def extent(axes: tuple[Axis, ...]) -> Index:
 def nest(kernel: Kernel) -> Nest:
     sizes = kernel.sizes
     kernel = unfolded(without_units(kernel))
+    if (dot := product(kernel)) is not None:
+        return _of_product(kernel, dot, sizes)
     accesses = [v.access[1] for v in kernel.lets if v.op == "load"] + [s.index for s in kernel.stores]
     votes = {a.name: sum(_votes(index, a, kernel) for index in accesses) for a in kernel.axes}
     parallel, reduced = _fastest_last(kernel.parallel, votes), _fastest_last(kernel.reduced, votes)
@@ -74,6 +81,23 @@ def nest(kernel: Kernel) -> Nest:
         x_inner=x_inner,
         wide=_wide(kernel),
         sizes=sizes,
+    )
+
+
+def _of_product(kernel: Kernel, dot: Let, sizes: tuple[str, ...]) -> Nest:
+    """Rows on the x side, columns on the r side of a tile, as they lie in memory."""
+    left, right = (next(v.axes for v in kernel.lets if v.name == name) for name in dot.args)
+    both = left & right
+    return Nest(
+        kernel=kernel,
+        parallel=tuple(a for a in kernel.parallel if a.name in left - both),
+        reduced=tuple(a for a in kernel.parallel if a.name in right - both),
+        tiled=True,
+        x_inner=False,
+        wide=_wide(kernel),
+        sizes=sizes,
+        batch=tuple(a for a in kernel.parallel if a.name in both or a.name not in left | right),
+        summed=kernel.reduced,
     )
 
 
@@ -128,6 +152,8 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     rows are reduced it gets whole columns, as many as it can store at once.
     """
     n = nest(kernel)
+    if n.summed:
+        return product_schedule(n)
     budget = 65536 if interpreter else 2048
     if any(v.op == "collect" for v in kernel.lets):
         rb = _fit(n.rn, PERSISTENT)
@@ -152,6 +178,18 @@ def default_schedule(kernel: Kernel, *, interpreter: bool = False) -> Schedule:
     return Schedule(xb, rb, max(1, min(16, xb * rb // points)))
 
 
+def product_schedule(n: Nest) -> Schedule:
+    """The tile that the model ranks first."""
+    dot = product(n.kernel)
+    assert dot is not None
+    batch, rows, columns = (int(e) if e.is_number else None for e in (extent(n.batch), n.xn, n.rn))
+    return with_tile(gemm_tiles.best(batch, rows, columns, str(dot.attr)))
+
+
+def with_tile(t: gemm_tiles.Tile) -> Schedule:
+    return Schedule(t.m, t.n, num_warps=t.warps, num_stages=t.stages, KB=t.k)
+
+
 def _fit(n: Index, most: int) -> int:
     """The least power of two that is at least ``n``, or ``most``."""
     if not n.is_number:
@@ -164,7 +202,7 @@ def grid(kernel: Kernel, schedule: Schedule, sizes: Mapping[str, int]) -> int:
     if schedule.programs:
         return schedule.programs
     n = nest(kernel)
-    programs = -(-evaluate(n.xn, sizes) // schedule.XB)
+    programs = -(-evaluate(n.xn, sizes) // schedule.XB) * evaluate(extent(n.batch), sizes)
     return programs * -(-evaluate(n.rn, sizes) // schedule.RB) if n.tiled else programs
 
 
@@ -176,5 +214,5 @@ def evaluate(e: Index, sizes: Mapping[str, int]) -> int:
 def tiles(kernel: Kernel, schedule: Schedule) -> dict[str, int]:
     """The constexpr arguments of the kernel."""
     n = nest(kernel)
-    sides = {"XB": (n.parallel, schedule.XB), "RB": (n.reduced, schedule.RB)}
+    sides = {"XB": (n.parallel, schedule.XB), "RB": (n.reduced, schedule.RB), "KB": (n.summed, schedule.KB)}
     return {name: size for name, (axes, size) in sides.items() if axes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
@@ -48,12 +49,14 @@ class Values:
     """Constants by name: written where they are used."""
     sides: dict[str, frozenset[str]] = field(default_factory=dict)
     """Value -> the sides of the tile along which it varies: subset of {x, r}."""
+    tile: Mapping[str, str] = field(default_factory=lambda: {"x": "XB", "r": "RB"})
+    """Side -> the name of its length."""
 
     def __post_init__(self) -> None:
         n, k = self.n, self.n.kernel
         self.lets = {v.name: v for v in k.lets}
-        self.axis_side = {a.name: "r" if a in n.reduced else "x" for a in k.axes}
-        taken = {*self.lets, *self.axis_side, *n.sizes, *(b.name for b in k.buffers)}
+        self.axis_side = {a.name: side for side, axes in (("x", n.parallel), ("r", n.reduced)) for a in axes}
+        taken = self.taken = {*self.lets, *(a.name for a in k.axes), *n.sizes, *(b.name for b in k.buffers)}
         self.r0 = _fresh("r0", taken)
         self.x0 = _fresh("x0", taken)
         self.program = _fresh("program", taken)
@@ -68,6 +71,10 @@ class Values:
         self.axis = 1 if n.parallel and not n.x_inner else 0  # of a tile, for a reduction
         for v in k.lets:
             self.sides[v.name] = self._sides_of(v)
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing in the kernel has."""
+        return _fresh(name, self.taken)
 
     # -- shapes
 
@@ -96,10 +103,10 @@ class Values:
     def shape(self, sides: frozenset[str]) -> str:
         order = ("r", "x") if self.n.x_inner else ("x", "r")
         there = {"x": bool(self.n.parallel), "r": bool(self.n.reduced)}
-        return "[" + ", ".join(f"{s.upper()}B" if s in sides else "1" for s in order if there[s]) + "]"
+        return "[" + ", ".join(self.tile[s] if s in sides else "1" for s in order if there[s]) + "]"
 
     def arange(self, side: str) -> str:
-        out = f"tl.arange(0, {side.upper()}B)"
+        out = f"tl.arange(0, {self.tile[side]})"
         if self.n.wide:
             out += ".to(tl.int64)"
         if self.n.rank < 2:
@@ -171,13 +178,13 @@ class Values:
             self.used.add(name)
         return name
 
-    def load(self, v: Let) -> str:
+    def load(self, v: Let, *, widen: bool = True) -> str:
         buffer, index = v.access
         dtype = self.n.kernel.buffer(buffer).dtype
         masks = self.masks(self.along(index))
         other = f", mask={' & '.join(masks)}, other=0" if masks else ""
         out = f"tl.load({self.place(buffer, index)}{other})"
-        return out if dtype == COMPUTE[dtype] else f"{out}.to({TYPES[COMPUTE[dtype]]})"
+        return out if dtype == COMPUTE[dtype] or not widen else f"{out}.to({TYPES[COMPUTE[dtype]]})"
 
     def index(self, index: Index) -> str:
         index = sympy.sympify(index)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from dsc import domain, ops, text
-from dsc.codegen import lower_pointwise, lower_reduce, lower_view
+from dsc import domain, ops, products, text
+from dsc.codegen import lower_pointwise, lower_product, lower_reduce, lower_view
 from dsc.codegen.kernel import Kernel
 from dsc.codegen.lower import Bound, Unlowerable, lower
 from dsc.domain import Space
 from dsc.steps import Step, storage_of
 from dsc.torch_shim import optimization_hint
 
-RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES}
+RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES, **lower_product.RULES}
 WRITES = {"copy_.default": lower_pointwise.copy_into}
 """Opaque to every pass but ``fuse``: a write into an input."""
 
@@ -41,6 +41,7 @@ class Binder:
         if form not in self.known:
             name = f"{self.prefix}{len(self.known)}_{_title(step)}"
             made = lower(name, step.nodes, outputs, space(step), {**RULES, **WRITES}, self.numerics, origin(step))
+            lower_product.check(made.kernel)
             used = made.nodes[: len(made.nodes) - len(outputs)]
             self.known[form] = made.kernel, tuple(inputs.index(n) for n in used)
         kernel, places = self.known[form]
@@ -50,7 +51,8 @@ class Binder:
 def space(step: Step) -> Space:
     """The nest in which all nodes of the group meet."""
     computed = [n for n in step.nodes if ops.info(n).kind != "item"]
-    spaces = sorted((domain.of(n) for n in computed), key=lambda s: not s.reduces)
+    made = [products.space(p) for n in computed if (p := products.of(n)) is not None]
+    spaces = [*made, *sorted((domain.of(n) for n in computed if products.of(n) is None), key=lambda s: not s.reduces)]
     wanted = [domain.plain(ops.tensor(n)) for n in results(step)]
     met = spaces[0] if spaces[0].reduces else wanted[0]
     for s in [*spaces[1:], *wanted]:

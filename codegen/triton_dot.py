@@ -1,0 +1,158 @@
+"""The body of a kernel that multiplies matrices: the tile of a program, what is read of its rows, the main loop, the rest.
+
+Three nests share the names of a kernel: rows by contraction (A), contraction by columns (B), rows by columns (C).  A
+value of an operand is written with A or B, in the loop if it varies along the contraction, before it if not; all that
+follows from the sums is written with C, by the same emitter as any pointwise kernel.  Reductions of rows that A
+needs (the moments of a norm) are loops of their own before the main one, as in a kernel that reduces rows.
+
+    for k0 in range(0, K, KB):
+        k = k0 + tl.arange(0, KB)[None, :]
+        a = tl.load(...)
+        k = k0 + tl.arange(0, KB)[:, None]
+        b = tl.load(...)
+        c = tl.dot(a, b, c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import sympy
+
+from dsc.codegen.kernel import Let, product, stages
+from dsc.codegen.triton_index import text
+from dsc.codegen.triton_nest import extent
+from dsc.codegen.triton_value import TYPES, Values, grouped
+
+if TYPE_CHECKING:
+    from dsc.codegen.triton import Emitter
+
+PRECISION = {"f32": "ieee", "tf32": "tf32"}
+"""Of products of fp32."""
+
+
+def body(c: Emitter) -> None:
+    """Writes all lines with ``c``, the emitter of rows by columns."""
+    n, dot = c.n, product(c.n.kernel)
+    assert dot is not None
+    a, b = _sides(c)
+    place(c)
+    done: set[str] = set()
+    rows(a, dot.args[0], done)
+    before(b, dot.args[1], done)
+    loop(a, b, c, dot, done)
+    done.add(dot.name)
+    wanted = c.needed(c.named(n.kernel.stores), stop_at=done)
+    c.compute(v for v in c.live() if v.name in wanted)
+    c.barrier()
+    c.write(n.kernel.stores)
+
+
+def _sides(c: Emitter) -> tuple[Emitter, Emitter]:
+    """The emitters of the two operands, on the lines of ``c``."""
+    n, s = c.n, c.schedule
+    left = replace(n, parallel=n.parallel, reduced=n.summed, tiled=False)
+    right = replace(n, parallel=n.summed, reduced=n.reduced)
+    made = []
+    for side, nest, schedule, tile in (
+        ("r", left, replace(s, RB=s.KB), {"x": "XB", "r": "KB"}),
+        ("x", right, replace(s, XB=s.KB), {"x": "KB", "r": "RB"}),
+    ):
+        v = Values(nest, schedule, used=c.values.used, tile=tile)
+        k = n.summed[0].name if len(n.summed) == 1 else c.values.fresh("k")
+        v.mask[side] = c.values.fresh("km")
+        v.r0 = v.fresh("k0")
+        if side == "r":
+            v.x, v.r, v.mask["x"] = c.values.x, k, c.values.mask["x"]
+        else:
+            v.x, v.r, v.mask["r"] = k, c.values.r, c.values.mask["r"]
+        made.append(replace(c, n=nest, schedule=schedule, values=v))
+    return made[0], made[1]
+
+
+def place(c: Emitter) -> None:
+    """The tile of a program, and its point of the batch."""
+    n, v, program = c.n, c.values, c.start()
+    down, across = (grouped(text((e + t - 1) // t)) if e.is_number else f"({text(e)} + {name} - 1) // {name}"
+                    for e, t, name in ((n.xn, c.schedule.XB, "XB"), (n.rn, c.schedule.RB, "RB")))  # fmt: skip
+    c.w(f"{v.program} = {program}")
+    if n.batch:
+        one, stride = f"{v.program} // ({down} * {across})", sympy.S.One
+        for i, axis in reversed(list(enumerate(n.batch))):
+            e = one if stride == 1 else f"{one} // {grouped(text(stride))}"
+            c.w(f"{axis.name} = {e} % {grouped(text(sympy.sympify(axis.extent)))}" if i else f"{axis.name} = {e}")
+            stride *= sympy.sympify(axis.extent)
+        c.w(f"{v.program} = {v.program} % ({down} * {across})")
+    row, column = v.fresh("row"), v.fresh("column")
+    c.w(f"{row}, {column} = {v.helper('_tile')}({v.program}, {down}, {across})")
+    c.w(f"{v.x} = {row} * XB + {v.arange('x')}")
+    c.decode("x")
+    c.w(f"{v.r} = {column} * RB + {v.arange('r')}")
+    c.decode("r")
+
+
+def rows(a: Emitter, wanted: str, done: set[str]) -> None:
+    """What belongs to a row as a whole, reductions stage by stage."""
+    needed = a.needed([wanted])  # constants are written where they are used, by each emitter
+    live = [v for v in a.n.kernel.lets if v.name in needed]
+    level = stages(a.n.kernel)
+    last = max((level[v.name] for v in live if v.op == "reduce"), default=0)
+    for stage in range(last + 1):
+        own = [v for v in live if "r" not in a.values.sides[v.name] and v.op != "reduce" and level[v.name] == stage]
+        a.compute(own)
+        found = [v for v in live if v.op == "reduce" and level[v.name] == stage + 1]
+        a.loop(live, found, [], [])
+        done.update(v.name for v in (*own, *found) if v.op != "const")
+
+
+def before(b: Emitter, wanted: str, done: set[str]) -> None:
+    """What belongs to a column as a whole."""
+    needed = b.needed([wanted])
+    own = [v for v in b.n.kernel.lets if v.name in needed - done and "x" not in b.values.sides[v.name]]
+    b.compute(own)
+    done.update(v.name for v in own if v.op != "const")
+
+
+def loop(a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str]) -> None:
+    """The sum of products, as ``dot``."""
+    start = a.values.r0
+    c.w(f"{dot.name} = tl.full([XB, RB], 0.0, tl.float32)")
+    c.w(f"for {start} in range(0, {text(extent(c.n.summed))}, KB):")
+    operands = []
+    for e, side, name in ((a, "r", dot.args[0]), (b, "x", dot.args[1])):
+        e.depth = c.depth + 1
+        e.w(f"{e.values.r if side == 'r' else e.values.x} = {start} + {e.values.arange(side)}")
+        e.decode(side)
+        needed = e.needed([name], stop_at=done)
+        inside = [v for v in e.n.kernel.lets if v.name in needed - done]
+        raw = _read_as_it_lies(e, inside, name, str(dot.attr))
+        e.compute(v for v in inside if v is not raw)
+        operands.append(_operand(e, name, str(dot.attr), raw))
+    precision = f', input_precision="{PRECISION[str(dot.attr)]}"' if dot.attr in PRECISION else ""
+    a.w(f"{dot.name} = tl.dot({operands[0]}, {operands[1]}, {dot.name}{precision})")
+
+
+def _read_as_it_lies(e: Emitter, inside: Iterable[Let], name: str, form: str) -> Let | None:
+    """A load that only the product reads, in the product's format: it need not be widened."""
+    (found,) = (v for v in e.n.kernel.lets if v.name == name)
+    alone = not any(name in v.args for v in inside)
+    same = found.op == "load" and e.n.kernel.buffer(found.access[0]).dtype == form
+    return found if alone and same else None
+
+
+def _operand(e: Emitter, name: str, form: str, raw: Let | None) -> str:
+    """The tile to multiply: zero where a row or column of the matrix ends, in the product's format."""
+    v = e.values
+    if raw is not None:
+        e.w(f"{name} = {v.load(raw, widen=False)}")
+        return name
+    tile = f"{v.arg(name)}"
+    masks = v.masks(frozenset("xr"))
+    k = v.mask["r" if e.n.reduced == e.n.summed else "x"]
+    if k in masks:  # what was computed of nothing need not be zero
+        tile = f"tl.where({k}, {tile}, 0.0)"
+    missing = v.sides[name] != frozenset("xr")
+    tile = f"tl.broadcast_to({tile}, {v.shape(frozenset('xr'))})" if missing else tile
+    return tile if form in PRECISION else f"{grouped(tile)}.to({TYPES[form]})"

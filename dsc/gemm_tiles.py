@@ -1,0 +1,71 @@
+"""Tiles in which a GPU multiplies matrices, and which one suits a shape: the model behind schedules and decisions.
+
+A tile of m rows and n columns is a program; a multiprocessor works on one at a time, as if all had one or none
+(waves).  Of the rate that the largest tile reaches, another has the share
+
+    useful points / points of all waves  x  square root of (m n / (m + n)) / 64
+
+The second factor stands for the operands that a tile loads for each product; it is a rule of thumb, not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+SMS = 128
+"""Multiprocessors in the model of schedules, which are the same for A100 (108) and H100 (132)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Points of each side, warps of a program, and how many steps ahead it loads."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+    def shared(self, itemsize: int) -> int:
+        """Bytes of shared memory that operands on the way take."""
+        return self.stages * (self.m + self.n) * self.k * itemsize
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}, {self.warps} warps, {self.stages} stages"
+
+
+def _tiles(k: int) -> tuple[Tile, ...]:
+    """Of 64 rows at least: fewer leave sm_90's matrix unit unused."""
+    return (Tile(128, 128, k, 8, 3), Tile(128, 64, k, 4, 3), Tile(64, 128, k, 4, 3), Tile(64, 64, k, 4, 4))
+
+
+TILES: Mapping[str, tuple[Tile, ...]] = {
+    "bf16": _tiles(64),
+    "f16": _tiles(64),
+    "tf32": _tiles(32),
+    "f32": (Tile(64, 64, 16, 4, 2), Tile(64, 32, 16, 4, 2)),
+}
+"""Format of the operands -> candidates.  fp32 has no matrix unit: its sums lie in the registers of the threads."""
+ITEMSIZE: Mapping[str, int] = {"bf16": 2, "f16": 2, "tf32": 4, "f32": 4}
+
+
+def share(t: Tile, batch: int, m: int, n: int, sms: int = SMS) -> float:
+    """Of the rate of good kernels, for a product of these sizes."""
+    tiles = batch * -(-m // t.m) * -(-n // t.n)
+    waves = -(-tiles // sms)
+    full = batch * m * n / (waves * sms * t.m * t.n)
+    return full * min(1.0, math.sqrt(t.m * t.n / (t.m + t.n) / 64))
+
+
+def ranked(batch: int | None, m: int | None, n: int | None, form: str, limit: int | None = None) -> Iterator[Tile]:
+    """Candidates whose operands fit ``limit`` bytes of shared memory, best first; None is a size not known: many."""
+    many = 1 << 14
+    sizes = (batch or 1, m or many, n or many)
+    fit = [t for t in TILES[form] if limit is None or t.shared(ITEMSIZE[form]) <= limit]
+    yield from sorted(fit, key=lambda t: -share(t, *sizes))
+
+
+def best(batch: int | None, m: int | None, n: int | None, form: str) -> Tile:
+    return next(ranked(batch, m, n, form))
