@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from dsc import domain, ops
+from dsc import domain, narrow, ops
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPARISONS, COMPUTE
 from dsc.codegen.lower import Builder, Lowering, Rule, Unlowerable, Value, size
@@ -21,6 +21,7 @@ from dsc.domain import Extent, shape
 
 Formula = Callable[..., str]
 Places = Collection[int]
+FLOAT_MAX = torch.finfo(torch.float32).max
 
 
 def broadcast(index: Index, s: Sequence[Extent]) -> Index:
@@ -361,6 +362,50 @@ def native_dropout_backward(low: Lowering, n: Node) -> Value:
     return elementwise(low, n, n.args[:2], formula, inner=out_dtype(n))
 
 
+def narrow8(low: Lowering, n: Node) -> Value:
+    """8-bit floats as ``dsc.narrow`` says, by arithmetic alone: the exponent is that of the magnitude or the lowest one,
+    and the mantissa, rounded, carries over into it by itself.
+    """
+    f = narrow.EIGHT[str(n.args[2])]
+
+    def formula(b: Builder, x: str, amax: str) -> str:
+        inverse = b.let("min", (b.let("div", (num(b, f.limit, x), amax)), num(b, FLOAT_MAX, x)))
+        is_zero = b.let("eq", (amax, num(b, 0, amax)), dtype="b1")
+        y = b.let("mul", (x, b.let("where", (is_zero, num(b, 0, x), inverse))))
+        size = b.let("min", (b.let("abs", (y,)), num(b, f.limit, y)))
+        exponent = b.let("max", (b.let("floor", (b.let("log2", (size,)),)), num(b, f.lowest, y)))
+        scale = b.let("exp2", (b.let("sub", (num(b, f.mantissa, y), exponent)),))
+        mantissa = b.let("rint", (b.let("mul", (size, scale)),))
+        above = b.let("mul", (b.let("sub", (exponent, num(b, f.lowest, y))), num(b, 1 << f.mantissa, y)))
+        sign = b.let("where", (b.let("lt", (y, num(b, 0, y)), dtype="b1"), num(b, 128, y), num(b, 0, y)))
+        code = b.let("add", (b.let("add", (above, mantissa)), sign))
+        nan = b.let("isnan", (y,), dtype="b1")
+        return b.cast(b.let("where", (nan, num(b, narrow.NOT_A_NUMBER, y), code)), "i64")
+
+    return elementwise(low, n, n.args[:2], formula, inner="f32")
+
+
+def widen8(low: Lowering, n: Node) -> Value:
+    """The numbers of ``narrow8``: a code with no exponent bits has the lowest exponent and no leading one."""
+    f = narrow.EIGHT[str(n.args[2])]
+    one = 1 << f.mantissa
+
+    def formula(b: Builder, q: str, amax: str) -> str:
+        negative = b.let("ge", (q, num(b, 128, q)), dtype="b1")
+        code = b.let("sub", (q, b.let("where", (negative, num(b, 128, q), num(b, 0, q)))))
+        above = b.let("floor", (b.let("mul", (code, num(b, 1 / one, q))),))
+        rest = b.let("sub", (code, b.let("mul", (above, num(b, one, q)))))
+        leading = b.let("where", (b.let("gt", (above, num(b, 0, q)), dtype="b1"), num(b, one, q), num(b, 0, q)))
+        exponent = b.let("add", (b.let("max", (above, num(b, 1, q))), num(b, f.lowest - 1 - f.mantissa, q)))
+        size = b.let("mul", (b.let("add", (leading, rest)), b.let("exp2", (exponent,))))
+        nan = b.let("eq", (code, num(b, narrow.NOT_A_NUMBER, q)), dtype="b1")
+        size = b.let("where", (nan, num(b, math.nan, q), size))
+        value = b.let("where", (negative, b.let("neg", (size,)), size))
+        return b.let("mul", (value, b.let("mul", (amax, num(b, 1 / f.limit, q)))))
+
+    return elementwise(low, n, n.args[:2], formula, inner="f32")
+
+
 def mse_backward(low: Lowering, n: Node) -> Value:
     x = ops.tensor(ops.operand(n, 1))
     mean = n.args[3] == 1
@@ -480,6 +525,8 @@ RULES: Mapping[str, Rule] = {
     "_to_copy.default": copy,
     "copy.default": copy_into,
     "native_dropout_backward.default": native_dropout_backward,
+    "dsc.narrow8.default": narrow8,
+    "dsc.widen8.default": widen8,
     "mse_loss_backward.default": mse_backward,
     "nll_loss_backward.default": nll_backward,
     "embedding.default": embedding,

@@ -108,7 +108,10 @@ def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[Gra
     forward, backward = live.split(joint, partition, inputs, **kwargs)
     complete(forward)
     complete(backward)
-    if any(notes(n).keep == "offload" for n in forward.graph.nodes):
+    keeps = {notes(n).keep for n in forward.graph.nodes}
+    if keeps & {"compress", "offload"}:
+        importlib.import_module("dsc.passes.memory_compress").install_noted(forward, backward, kwargs["num_fwd_outputs"])
+    if "offload" in keeps:
         move_saved(forward, backward, kwargs["num_fwd_outputs"])
     return forward, backward
 

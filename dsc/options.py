@@ -74,6 +74,12 @@ class Options:
     For a ``memory_budget``; None: they are kept or computed again.
     """
 
+    compress: str | None = None
+    """In which format saved values may be kept for the backward: ``bf16``, ``fp8`` (e4m3) or ``e5m2``.  Changes gradients.
+
+    For a ``memory_budget``, and only as far as that asks for it; None: they are kept as they are.
+    """
+
     memory_plan: str | None = None
     """A file with the plans for a budget: those that it has are applied unchanged, new ones are added."""
 
@@ -155,8 +161,9 @@ def parse(options: Mapping[str, object] | None, mode: str | None, environ: Mappi
         if name not in KEYS:
             raise UnknownOption(name, KEYS)
         values[name] = checked(name, value, name)
-    if values.get("offload") is not None and values.get("memory_budget") is None:
-        raise BadOption("offload", values["offload"], "None where there is no memory_budget that asks for it")
+    for name in ("offload", "compress"):
+        if values.get(name) is not None and values.get("memory_budget") is None:
+            raise BadOption(name, values[name], "None where there is no memory_budget that asks for it")
     return Options(**values)  # type: ignore[arg-type]  # checked one by one
 
 

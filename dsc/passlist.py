@@ -60,7 +60,7 @@ def asked(
         held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
         limit = budget.bytes_of(options.memory_budget, target)
         fused = options.emit != "aten"
-        joint = budgeted(joint, Memory(limit, held, options.memory_plan, fused, options.offload))
+        joint = budgeted(joint, Memory(limit, held, options.memory_plan, fused, options.offload, options.compress))
     if options.sparsity is not None:
         joint = sparse(joint, options.sparsity, state, target)
     joint = tuple(replace(p, state=state) if isinstance(p, Sparsify) else p for p in joint)  # also those named as text

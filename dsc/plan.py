@@ -19,7 +19,7 @@ from dsc import text
 from dsc.errors import BadPlan
 from dsc.notes import Keep
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class Decision:
     name: str
     nbytes: int
     keep: Keep
+    format: str = ""
+    """In which it is kept, if it is compressed."""
+    stored: int = -1
+    """Bytes of it between forward and backward where they are fewer than ``nbytes``, else -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class MemoryPlan:
     """Where values are moved, if any are."""
     away: tuple[tuple[str, str, int], ...] = ()
     """Each of them: its name, the call of the forward after which it is out, the place in the script at which it returns."""
+    format: str = ""
+    """In which values are compressed, if any are."""
+    compressed: tuple[str, ...] = ()
+    """Their names."""
 
     @property
     def extra(self) -> float:
@@ -107,6 +115,6 @@ def add(path: Path, key: str, plan: MemoryPlan) -> None:
 
 def _plan(data: Mapping[str, Any]) -> MemoryPlan:
     decisions = tuple(Decision(**d) for d in data["decisions"])
-    tuples = {key: tuple(data[key]) for key in ("saved", "script")}
+    tuples = {key: tuple(data[key]) for key in ("saved", "script", "compressed")}
     away = tuple((str(name), str(lands), int(fetched)) for name, lands, fetched in data["away"])
     return MemoryPlan(**{**data, **tuples, "decisions": decisions, "away": away})

@@ -8,11 +8,12 @@ from typing import ClassVar, Literal
 
 from torch.fx import GraphModule
 
+from dsc import narrow, tiers
 from dsc import plan as plans
-from dsc import tiers
 from dsc.errors import BadPlan, InfeasibleBudget, size
 from dsc.manager import Pass, Remark, Report
 from dsc.notes import Keep
+from dsc.passes import memory_compress
 from dsc.passes.memory_apply import rebuilt
 from dsc.passes.memory_offload import Away, leave_notes
 from dsc.passes.memory_plan import Program, Search
@@ -36,7 +37,9 @@ class Memory(Pass):
     5. Checkpoint tags bind: what a region makes inside is not saved, what a policy must save is.
     6. With ``offload``, saved values may leave the device's memory after the forward's last use of them, on a stream of
        their own, and come back just before the backward reads them: large ones without holes, the first made first.
-    7. ``file``: a plan for this very graph that lies there is applied unchanged; else the new one is put there.
+    7. With ``compress``, saved values of wider floats may be kept in fewer bits for the backward, the cheapest a byte first,
+       and no more of them than the budget asks for.  That changes gradients.  What a policy must save is left as it is.
+    8. ``file``: a plan for this very graph that lies there is applied unchanged; else the new one is put there.
 
     Raises:
         InfeasibleBudget: no plan was found that fits, with the smallest peak that was.
@@ -53,13 +56,16 @@ class Memory(Pass):
     """Whether kernels will be fused; else every call runs on ATen."""
     offload: str | None = None
     """Where saved values may be moved for a while: ``cpu``, or ``nvme:FOLDER``."""
+    compress: str | None = None
+    """In which format saved values may be kept: ``bf16``, ``fp8`` (e4m3) or ``e5m2``."""
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         key = plans.fingerprint(gm)
         found = extract(gm, target, self.fused)
         known = plans.read(Path(self.file)).get(key) if self.file else None
         tier = tiers.parse(self.offload) if self.offload else None
-        plan = known or find(gm, found, target, self.budget, self.held, self.fused, tier)
+        format = narrow.parse(self.compress) if self.compress else None
+        plan = known or find(gm, found, target, self.budget, self.held, self.fused, tier, format)
         apply(gm, found, plan)
         if self.file and known is None:
             plans.add(Path(self.file), key, plan)
@@ -74,9 +80,10 @@ def find(
     held: int = 0,
     fused: bool = True,
     tier: Tier | None = None,
+    format: str | None = None,
 ) -> MemoryPlan:
     """The fastest plan within the budget."""
-    search = Search(gm, found, target, fused, tier)
+    search = Search(gm, found, target, fused, tier, format)
     program = search.within(budget - held)
     if program is None:
         raise infeasible(search, search.least(), budget, held)
@@ -97,13 +104,15 @@ def described(search: Search, program: Program, budget: int, held: int) -> Memor
         program.origin,
         tuple(found.values[v].name for v in program.schedule.saved),
         tuple(found.nodes[o].name for o in program.schedule.script),
-        tuple(decisions(found, program)),
+        tuple(decisions(found, program, search.format)),
         str(search.tier) if program.away else "",
         tuple((a.name, a.lands, a.fetched) for a in program.away),
+        (search.format or "") if program.short else "",
+        program.short,
     )
 
 
-def decisions(found: Extracted, program: Program) -> list[Decision]:
+def decisions(found: Extracted, program: Program, format: str | None = None) -> list[Decision]:
     """What becomes of the values that the backward reads, the largest first."""
     problem, saved = found.problem, set(program.schedule.saved)
     away = {a.name for a in program.away}
@@ -113,7 +122,12 @@ def decisions(found: Extracted, program: Program) -> list[Decision]:
         if maker >= 0 and problem.ops[maker].forward:
             name = found.values[v].name
             keep: Keep = "recompute" if v not in saved else "offload" if name in away else "save"
-            out.append(Decision(name, problem.values[v].nbytes, keep))
+            if name not in program.short or format is None:
+                out.append(Decision(name, problem.values[v].nbytes, keep))
+                continue
+            keep = "offload" if name in away else "compress"
+            stored = memory_compress.short_bytes(found.values[v], format)
+            out.append(Decision(name, problem.values[v].nbytes, keep, format, stored))
     return sorted(out, key=lambda d: -d.nbytes)
 
 
@@ -130,6 +144,8 @@ def apply(gm: GraphModule, found: Extracted, plan: MemoryPlan) -> None:
     new = rebuilt(gm, found, [values[n] for n in plan.saved], [calls[n] for n in plan.script])
     gm.graph = new.graph
     ahead = {n.name: n for n in gm.graph.nodes}
+    for name in plan.compressed:
+        memory_compress.leave_notes(ahead[name], narrow.parse(plan.format, "memory_plan"))
     for name, lands, fetched in plan.away:
         leave_notes(ahead[name], Away(name, lands, fetched), tiers.parse(plan.tier, "memory_plan"))
 
@@ -161,8 +177,13 @@ def remarks(plan: MemoryPlan, count: int = 10) -> tuple[Remark, ...]:
         "offload": "moved away and back",
         "compress": "compressed",
     }
-    lines = [Remark(d.name, "did", f"{size(d.nbytes)} {verdicts[d.keep]}") for d in plan.decisions[:count]]
+    shown = [d for i, d in enumerate(plan.decisions) if i < count or d.format]
+    lines = [Remark(d.name, "did", f"{size(d.nbytes)} {verdicts[d.keep]}{shortened(d)}") for d in shown]
     return (Remark("", "did", head), *lines)
+
+
+def shortened(d: Decision) -> str:
+    return f" as {d.format}, {size(d.stored)}" if d.format else ""
 
 
 def numbers(plan: MemoryPlan) -> tuple[tuple[str, float], ...]:
@@ -171,5 +192,11 @@ def numbers(plan: MemoryPlan) -> tuple[tuple[str, float], ...]:
         ("default peak", float(plan.default_peak)),
         ("planned seconds", plan.seconds),
         ("default seconds", plan.default_seconds),
-        ("bytes away", float(sum(d.nbytes for d in plan.decisions if d.keep == "offload"))),
+        ("bytes away", float(sum(moved(d) for d in plan.decisions if d.keep == "offload"))),
+        ("bytes compressed", float(sum(d.nbytes for d in plan.decisions if d.format))),
     )
+
+
+def moved(d: Decision) -> int:
+    """Bytes of a value as it is kept between forward and backward."""
+    return d.stored if d.format else d.nbytes

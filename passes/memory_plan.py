@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch.fx import GraphModule
 
 from dsc import cost, liveness
 from dsc.liveness import Profile
-from dsc.passes import memory_offload
+from dsc.passes import memory_compress, memory_offload
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory_apply import halves
@@ -38,6 +39,8 @@ ATTEMPTS = 8
 """Plans of the chain that are simulated for one budget."""
 MOVED = (0.3, 0.55, 0.75, 0.9, 1.1)
 """Shares of what the link can take while the forward runs: budgets larger by that are planned for, and then brought down."""
+SHORTENED = (0.1, 0.25, 0.45)
+"""Shares of the default's peak by which budgets are larger that are planned for, and then brought down by compression."""
 AIMS = 3
 """How often less is aimed at because the program needs more than was foreseen."""
 RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
@@ -58,10 +61,21 @@ class Program:
     seconds: float
     away: tuple[Away, ...] = ()
     """Saved values that are not in the device's memory between forward and backward."""
+    short: tuple[str, ...] = ()
+    """Saved values that are compressed in between."""
 
     @property
     def peak(self) -> int:
         return self.profile.peak
+
+
+class Halves(NamedTuple):
+    forward: GraphModule
+    backward: GraphModule
+    saved: dict[str, int]
+    """Input of the backward that has been saved -> place among the forward's results."""
+    short: dict[str, str]
+    """Compressed value -> the node that holds its short form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,8 @@ class Search:
     """Whether the programs will have kernels of ours."""
     tier: Tier | None = None
     """Where saved values may be moved."""
+    format: str | None = None
+    """In which saved values may be compressed."""
     chain: Chain = field(init=False)
     default: Program = field(init=False)
     forward_seconds: float = field(init=False)
@@ -120,24 +136,29 @@ class Search:
     def run(self, origin: str, plan: Schedule) -> Program:
         """The program of a schedule: split, fused, with the bytes alive at each of its steps."""
         if plan not in self.runs:
-            forward, backward, saved = self.build(plan)
+            forward, backward, saved, _ = self.build(plan)
             ahead, behind = (cost.graph_cost(g, self.target).seconds for g in (forward, backward))
             self.forward_seconds, seconds = ahead, ahead + behind
             self.runs[plan] = Program(origin, plan, liveness.profile_step(forward, backward, saved), seconds)
         return self.runs[plan]
 
-    def build(self, plan: Schedule, away: tuple[Away, ...] = ()) -> tuple[GraphModule, GraphModule, dict[str, int]]:
-        """Forward, backward, and which result of the forward each input of the backward is that has been saved."""
+    def build(self, plan: Schedule, away: tuple[Away, ...] = (), short: tuple[str, ...] = ()) -> Halves:
+        """The graphs of a plan as the compiler will run them."""
         script = [self.found.nodes[o] for o in plan.script]
         kept = [self.found.values[v] for v in plan.saved]
         forward, backward, saved = halves(self.gm, self.found, kept, script)
+        names: dict[str, str] = {}
+        if short and self.format is not None:
+            formats = dict.fromkeys(short, self.format)
+            saved, names = memory_compress.install(forward, backward, formats, self.found.results, saved)
         if away and self.tier is not None:
+            away = tuple(replace(a, name=names.get(a.name, a.name)) for a in away)
             renamed = memory_offload.install(forward, backward, away, self.tier, self.found.results)
             saved = {renamed.get(name, name): place for name, place in saved.items()}
         for graph in (forward, backward):
             for p in (Canonicalize(), Fuse()) if self.fused else ():
                 p.run(graph, self.target)
-        return forward, backward, saved
+        return Halves(forward, backward, saved, names)
 
     # --- the chain -----------------------------------------------------------------------------------------------------
 
@@ -220,33 +241,73 @@ class Search:
 
     def within(self, budget: int) -> Program | None:
         """The fastest program found whose peak is at most ``budget`` bytes; None if there is none."""
-        best = self.resident(budget)
-        for program in self.moving(budget) if self.tier is not None else ():
-            if best is None or program.seconds < best.seconds:
-                best = program
-        return best
+        found = [self.resident(budget), *self.compressing(budget), *self.moving(budget)]
+        return min((p for p in found if p is not None), key=lambda p: p.seconds, default=None)
+
+    def bases(self, budget: int, room: int, shares: Sequence[float]) -> list[Program]:
+        """Programs for budgets larger by shares of ``room``, and the default one, the fastest first."""
+        wider = [budget + int(room * share) for share in shares]
+        found = [self.resident(b) for b in wider if b < self.default.peak]
+        found.append(self.default if self.default.peak > budget else None)
+        return sorted({p.schedule: p for p in found if p is not None}.values(), key=lambda p: p.seconds)
+
+    def compressing(self, budget: int) -> Iterator[Program]:
+        """Programs that recompute for a larger budget, and compress what does not fit then."""
+        if self.format is None:
+            return
+        for base in self.bases(budget, self.default.peak - self.found.problem.fixed, SHORTENED):
+            if (program := self.compressed(base, budget)) is not None:
+                yield program
+
+    def compressed(self, base: Program, budget: int) -> Program | None:
+        """A program with so much of what it saves compressed that it fits."""
+        assert self.format is not None
+        pinned = {self.found.values[v].name for v in self.found.problem.pinned}
+        forward, backward, saved, _ = self.build(base.schedule)
+        aim = budget
+        for _ in range(AIMS):
+            short = memory_compress.plan(
+                forward, backward, saved, self.found.results, aim, self.target, self.format, pinned
+            )
+            if short is None:
+                return None
+            program = self.run_short(base, short)
+            if program.peak <= budget:
+                return program
+            aim -= int((program.peak - budget) * 1.05) + 1
+        return None
+
+    def run_short(self, base: Program, short: tuple[str, ...]) -> Program:
+        forward, backward, saved, _ = self.build(base.schedule, (), short)
+        seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
+        profile = liveness.profile_step(forward, backward, saved)
+        origin = base.origin if base.origin != "default" else "no"
+        return Program(f"{origin} recompute, {self.format}", base.schedule, profile, seconds, (), short)
 
     def moving(self, budget: int) -> Iterator[Program]:
-        """Programs that recompute for a larger budget, and move away what does not fit then."""
-        assert self.tier is not None
-        room = self.tier.bandwidth(self.target) * self.forward_seconds
-        wider = [budget + int(room * share) for share in MOVED]
-        bases = [self.resident(b) for b in wider if b < self.default.peak]
-        bases.append(self.default if self.default.peak > budget else None)
-        for base in sorted({p.schedule: p for p in bases if p is not None}.values(), key=lambda p: p.seconds):
+        """Programs that recompute, or compress, for a larger budget, and move away what does not fit then."""
+        if self.tier is None:
+            return
+        room = int(self.tier.bandwidth(self.target) * self.forward_seconds)
+        for base in self.bases(budget, room, MOVED):
             if (program := self.moved(base, budget)) is not None:
                 yield program
+        for wider in {budget + int(room * share) for share in MOVED} if self.format is not None else ():
+            for base in self.compressing(wider):
+                if (program := self.moved(base, budget)) is not None:
+                    yield program
 
     def moved(self, base: Program, budget: int) -> Program | None:
         """A program with so much of what it saves moved away that it fits."""
         assert self.tier is not None
-        forward, backward, saved = self.build(base.schedule)
+        forward, backward, saved, names = self.build(base.schedule, (), base.short)
+        known = {new: old for old, new in names.items()}
         aim = budget
         for _ in range(AIMS):
             away = memory_offload.plan(forward, backward, saved, self.found.results, aim, self.target, self.tier)
             if away is None:
                 return None
-            program = self.run_away(base, away)
+            program = self.run_away(base, tuple(replace(a, name=known.get(a.name, a.name)) for a in away))
             if program.peak <= budget:
                 return program
             aim -= int((program.peak - budget) * 1.05) + 1
@@ -254,11 +315,11 @@ class Search:
 
     def run_away(self, base: Program, away: tuple[Away, ...]) -> Program:
         assert self.tier is not None
-        forward, backward, saved = self.build(base.schedule, away)
+        forward, backward, saved, _ = self.build(base.schedule, away, base.short)
         seconds = memory_offload.elapsed(forward, backward, self.target, self.tier)
         profile = liveness.profile_step(forward, backward, saved)
-        origin = base.origin if base.origin != "default" else "no"
-        return Program(f"{origin} recompute, {self.tier.kind} offload", base.schedule, profile, seconds, away)
+        origin = base.origin if base.short else f"{base.origin if base.origin != 'default' else 'no'} recompute"
+        return Program(f"{origin}, {self.tier.kind} offload", base.schedule, profile, seconds, away, base.short)
 
     def resident(self, budget: int) -> Program | None:
         """The fastest program with nothing moved away.
@@ -375,14 +436,16 @@ class Search:
             if guess.origin == "checkpoint":
                 found.append(self.run(guess.origin, guess.plan))
         least = min(found, key=lambda p: (p.peak, p.seconds))
-        return least if self.tier is None else self.least_moved(least)
+        if self.format is not None:
+            least = self.lowered(least, self.compressed)
+        return least if self.tier is None else self.lowered(least, self.moved)
 
-    def least_moved(self, base: Program) -> Program:
-        """The smallest peak that is left of a program if values move away."""
+    def lowered(self, base: Program, by: Callable[[Program, int], Program | None]) -> Program:
+        """The smallest peak that is left of a program if values move away, or are compressed."""
         best, low, high = base, self.found.problem.fixed, base.peak
         for _ in range(AIMS * 2):
             middle = (low + high) // 2
-            program = self.moved(base, middle)
+            program = by(base, middle)
             if program is None:
                 low = middle
             else:

@@ -181,7 +181,11 @@ ODD: Mapping[str, Mapping[str, Call]] = {
 
 def rows() -> list[Row]:
     """Every operator of ATen that a graph can hold, by kind and name; out-of-place, and not made of others."""
-    out = [computed(name, info.kind) for name, info in ops.table().items() if info.kind in COMPUTED]
+    out = [
+        computed(name, info.kind)
+        for name, info in ops.table().items()
+        if info.kind in COMPUTED and not name.startswith("dsc.")
+    ]
     known = {r.name for r in out}
     for op in aten_overloads():
         node = Graph().call_function(op)

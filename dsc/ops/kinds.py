@@ -50,7 +50,7 @@ _POINTWISE = frozenset(f"{n}.default" for n in _UNARY) | frozenset(
     where.self masked_fill.Scalar masked_fill.Tensor
     clamp.default clamp.Tensor clamp_min.default clamp_max.default clamp_min.Tensor clamp_max.Tensor
     addcmul.default addcdiv.default lerp.Scalar lerp.Tensor
-    _to_copy.default native_dropout_backward.default
+    _to_copy.default native_dropout_backward.default dsc.narrow8.default dsc.widen8.default
     gelu_backward.default silu_backward.default sigmoid_backward.default tanh_backward.default threshold_backward.default
     nll_loss_backward.default mse_loss_backward.default
     embedding.default cat.default slice_backward.default select_backward.default

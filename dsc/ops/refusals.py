@@ -31,6 +31,7 @@ _INDEX_ARGS: Mapping[str, frozenset[int]] = {
     "nll_loss_forward.default": frozenset({1}),
     "nll_loss_backward.default": frozenset({2}),
     "native_dropout_backward.default": frozenset({1}),
+    "dsc.widen8.default": frozenset({0}),
     "masked_fill.Scalar": frozenset({1}),
     "masked_fill.Tensor": frozenset({1}),
     "where.self": frozenset({0}),
@@ -278,7 +279,7 @@ _OWN_LAYOUT = frozenset(
     """
     cat.default stack.default embedding.default slice_backward.default select_backward.default tril.default triu.default
     flip.default copy.default clone.default _to_copy.default nll_loss_backward.default mse_loss_backward.default
-    native_dropout_backward.default gelu.default silu.default relu.default
+    dsc.narrow8.default dsc.widen8.default native_dropout_backward.default gelu.default silu.default relu.default
     """.split()
 )
 """Pointwise operators that ATen does not compute by its ``TensorIterator``, or that have one tensor."""
@@ -332,7 +333,7 @@ def why_not_fused(node: Node) -> str | None:
         if (
             isinstance(results[0], torch.Tensor)
             and results[0].dtype not in _FLOATS
-            and name not in ("isnan.default", "isinf.default")
+            and name not in ("isnan.default", "isinf.default", "dsc.narrow8.default")
         ):
             return "not floating point"
     reason = _REASONS.get(name)

@@ -28,7 +28,7 @@ def dsc(*words: str, code: int = 0) -> str:
 
 
 def test_every_operator_of_the_table_is_there_and_can_be_called(rows: dict[str, op_report.Row]) -> None:
-    wanted = {n for n, info in ops.table().items() if info.kind in op_report.COMPUTED}
+    wanted = {n for n, info in ops.table().items() if info.kind in op_report.COMPUTED and not n.startswith("dsc.")}
     assert {n for n, r in rows.items() if r.kernels} == wanted  # f32 or i64 at least, so each sample call is right
     assert all(why for r in rows.values() for _, why in r.aten)
 

@@ -17,7 +17,8 @@ def test_every_key_is_accepted() -> None:
     given = {
         "target": "h100", "numerics": "fast", "emit": "cpp", "passes": "fuse", "verify": False,
         "cache_dir": "/c", "cxx": "g++", "on_compile": print, "watchers": (), "cache": False, "trace": "/t",
-        "memory_budget": "40GiB", "offload": "cpu", "memory_held": 1 << 30, "memory_plan": "plan.json", "state": State(),
+        "memory_budget": "40GiB", "offload": "cpu", "memory_held": 1 << 30, "memory_plan": "plan.json", "compress": "fp8",
+        "state": State(),
         "precision": "fp8", "recipe": "rowwise", "error_budget": 0.01, "precision_plan": "p.json", "controller": PrecisionController(), "sparsity": "2:4",
         "attention": {"window": 64},
     }  # fmt: skip

@@ -26,7 +26,7 @@ def test_plans_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "JSONDecodeError"), ('{"version": 9}', "version 9"), ('{"version": 2}', "KeyError"), ("[]", "TypeError")],
+    [("{", "JSONDecodeError"), ('{"version": 9}', "version 9"), ('{"version": 3}', "KeyError"), ("[]", "TypeError")],
 )
 def test_other_files_say_what_is_wrong(text: str, why: str) -> None:
     with pytest.raises(BadPlan, match=why):
