@@ -1,7 +1,7 @@
 """The folder of compiled kernels and graphs: what lies in it, and how it stays small.
 
-An entry is a library and its source, ``KEY.so`` and ``KEY.cpp``, or a compiled graph, ``KEY.graph``; other files of the
-folder are not touched.  Files appear by rename, whole or not at all.  What is used is marked by its time of change, so
+An entry is a library and its source, ``KEY.so`` and ``KEY.cpp``, a compiled graph, ``KEY.graph``, or the schedules that
+were measured for a kernel, ``KEY.choice``; other files of the folder are not touched.  Files appear by rename, whole or not at all.  What is used is marked by its time of change, so
 the oldest times are those of what was not used for longest.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEFTOVER = re.compile(r"\.build-|\.[0-9a-f]{32}\.\w+\.\d+-\d+$|[0-9a-f]{32}\.lock$")
-NAME = re.compile(r"(?P<key>[0-9a-f]{32})\.(so|cpp|graph)")
+NAME = re.compile(r"(?P<key>[0-9a-f]{32})\.(so|cpp|graph|choice)")
 LIMIT = 2 << 30
 """Bytes of libraries and sources above which a new library drives out old ones."""
 DIGEST = 32
@@ -43,6 +43,10 @@ class Entry:
     @property
     def is_graph(self) -> bool:
         return self.files[0].suffix == ".graph"
+
+    @property
+    def is_choice(self) -> bool:
+        return self.files[0].suffix == ".choice"
 
 
 def entries(folder: Path) -> list[Entry]:

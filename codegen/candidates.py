@@ -50,8 +50,8 @@ class Code:
     occupancy: float
     instructions: int
     """In the machine code, each once."""
-    wide: float
-    """Of the bytes that its loads and stores name, the share in accesses of 16 bytes."""
+    widths: Mapping[str, int]
+    """Buffer -> bytes of its widest access."""
     passes: Mapping[str, int]
     """Buffer -> lines of the source that load it: above 1, it is read again."""
     tensor: int = 0
@@ -91,7 +91,8 @@ class Choice(Generic[S]):
         """One sentence."""
         first = self.candidates[0]
         if first.schedule == self.default:
-            return f"the default: none of {len(self.candidates) - 1} others is {self.how} to be clearly faster"
+            others = len(self.candidates) - 1
+            return f"the default: none of {others} others is {self.how} to be clearly faster" if others else "the only one"
         old = next((c for c in self.candidates if c.schedule == self.default), None)
         return f"instead of the default {self.default.label}: {old.lost if old else 'it cannot run'}"
 
@@ -107,7 +108,7 @@ def choose(
     """The choice among ``compiled``: schedule -> what its code says, or why the compiler refused it.
 
     1. A schedule that is refused or cannot start is ruled out; so is one that spills more bytes than the one that spills
-       the fewest, and one with a smaller share of 16-byte accesses than the default, if the default can start.
+       the fewest, and one that moves a buffer in narrower accesses than the default does.
     2. Of the rest the one of the fewest modelled seconds is taken, if it beats the default by ``margin``, or the
        default is ruled out; else the default.
     3. Where everything is ruled out the default is taken: launching it will say what is wrong.
@@ -115,7 +116,7 @@ def choose(
     out: list[Candidate[S]] = []
     usable = {s: c for s, c in compiled.items() if isinstance(c, Code) and c.blocks}
     least = min((c.spilled for c in usable.values()), default=0)
-    wide = usable[default].wide if default in usable else 0.0
+    best = usable[default].widths if default in usable else {}
     for s, c in compiled.items():
         if isinstance(c, str):
             out.append(Candidate(s, lost=c))
@@ -125,10 +126,9 @@ def choose(
             )
         elif c.spilled > least:
             out.append(Candidate(s, c, lost=f"spills {c.spilled} bytes a thread, where another spills {least}"))
-        elif c.wide < wide - 1e-9:
-            out.append(
-                Candidate(s, c, lost=f"{c.wide:.0%} of its bytes in 16-byte accesses, where the default has {wide:.0%}")
-            )
+        elif (name := next((b for b, w in best.items() if c.widths.get(b, w) < w), None)) is not None:
+            words = f"{name} in accesses of {c.widths[name]} bytes, where the default has {best[name]}"
+            out.append(Candidate(s, c, lost=words))
         else:
             out.append(Candidate(s, c, seconds(s, c)))
     return _ranked(Choice(kernel, target, tuple(out), default), lambda c: c.modelled, margin)

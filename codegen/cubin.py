@@ -7,6 +7,7 @@ access inside a loop counts once.
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -19,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import Kernel
 from dsc.codegen.triton import Schedule, default_schedule, emit, tiles
 from dsc.codegen.triton_run import LANGUAGE, load_source, options
@@ -102,6 +104,25 @@ class KernelFacts:
     def wide(self, store: bool) -> int:
         """Loads or stores of 16 bytes."""
         return sum(a.count for a in self.accesses if a.store == store and a.width == WIDEST)
+
+    @property
+    def code(self) -> Code:
+        """In numbers, as schedules are compared by them."""
+        lines = {(a.buffer, a.line) for a in self.accesses if not a.store and a.buffer}
+        loaded = sorted({buffer for buffer, _ in lines})
+        touched = sorted({a.buffer for a in self.accesses if a.buffer})
+        return Code(
+            registers=self.registers,
+            spilled=self.spilled,
+            shared=self.shared,
+            warps=self.warps,
+            blocks=blocks(self.registers, self.shared, self.warps, self.capability),
+            occupancy=self.occupancy,
+            instructions=instructions(self.cubin),
+            widths={name: max(a.width for a in self.accesses if a.buffer == name) for name in touched},
+            passes={name: sum(buffer == name for buffer, _ in lines) for name in loaded},
+            tensor=sum(self.tensor.values()),
+        )
 
     def sass(self) -> str:
         """The machine code as text, without its encoding.  Takes half a second."""
@@ -225,18 +246,38 @@ def spilled(ptx: str, schedule: Schedule) -> int:
 
 
 def occupancy(registers: int, shared: int, warps: int, capability: int) -> float:
-    """Resident warps over the most that there can be: registers are given by 256 a warp, shared memory by block."""
+    """Resident warps over the most that there can be."""
+    return blocks(registers, shared, warps, capability) * warps / LIMITS[capability].warps
+
+
+def blocks(registers: int, shared: int, warps: int, capability: int) -> int:
+    """That a multiprocessor holds at once: registers are given by 256 a warp, shared memory by block."""
     limit = LIMITS[capability]
     if shared > limit.shared_block:
-        return 0.0
+        return 0
     by_warp = -(-registers * 32 // 256) * 256
-    blocks = min(
+    return min(
         limit.blocks,
         limit.warps // warps,
         limit.registers // max(by_warp, 1) // warps,
         limit.shared // (shared + RESERVED),
     )
-    return blocks * warps / limit.warps
+
+
+INSTRUCTION = 16
+"""Bytes of a machine instruction, since Volta."""
+EXECUTABLE = 4
+"""The flag of a section of an ELF file that holds code."""
+
+
+def instructions(cubin: bytes) -> int:
+    """Machine instructions of a cubin (an ELF file of 64 bits): the size of its code, padding included."""
+    (table,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
+    total = 0
+    for i in range(count):
+        flags, _, _, nbytes = struct.unpack_from("<QQQQ", cubin, table + i * size + 8)
+        total += nbytes if flags & EXECUTABLE else 0
+    return total // INSTRUCTION
 
 
 _LOC = re.compile(r"^\s*\.loc\s+\d+ (\d+)")

@@ -35,8 +35,10 @@ class Work:
     """What one launch does, as far as the machine code does not say it."""
 
     programs: int
+    loops: int
+    """Times that a program goes through the loops of its code; 1 if it has none."""
     rounds: int
-    """Tiles that a program walks one after the other."""
+    """Loads that it waits for, one after the other."""
     moved: float
     """Bytes between memory and chip, each buffer once."""
     again: float = 0.0
@@ -52,7 +54,7 @@ def seconds(work: Work, code: Code, target: Target) -> float:
     memory = work.moved / (target.bandwidth * BANDWIDTH_EFFICIENCY)
     cache = work.again / (target.bandwidth * CACHE)
     latency = waves * (START + work.rounds * LATENCY)
-    issued = code.instructions * work.rounds * code.warps * work.programs
+    issued = code.instructions * work.loops * code.warps * work.programs
     busy = min(work.programs, target.sms) or 1
     arithmetic = issued / (ISSUED * clock(target) * busy)
     return max(memory + cache, latency, arithmetic) + LAUNCH_SECONDS[target.kind]

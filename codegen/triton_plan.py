@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import sympy
@@ -38,6 +39,11 @@ class Plan:
     kernel: Kernel
     parts: tuple[Part, ...]
     temporaries: tuple[Temporary, ...] = ()
+
+    def with_schedules(self, chosen: Mapping[str, Schedule]) -> Plan:
+        """With other schedules for the launched kernels that ``chosen`` names."""
+        parts = (replace(p, schedule=chosen.get(p.kernel.name, p.schedule)) for p in self.parts)
+        return replace(self, parts=tuple(parts)) if chosen else self
 
 
 def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:

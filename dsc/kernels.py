@@ -9,14 +9,16 @@ import ctypes
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from dsc import errors
+from dsc import target as targets
 from dsc.codegen import build
 from dsc.codegen.kernel import Call, Kernel
+from dsc.codegen.schedule import Schedule
 from dsc.options import Options, default_cache_dir
 from dsc.program import Program
 from dsc.runtime import pages
@@ -42,8 +44,17 @@ def compiler(options: Options) -> str | None:
     return found
 
 
-def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]], on_gpu: bool) -> str:
-    """The C++ or Triton of the kernels; nothing where all is left to ATen."""
+def source(
+    emitter: str,
+    kernels: Sequence[Kernel],
+    sequences: Sequence[Sequence[Call]],
+    on_gpu: bool,
+    schedules: Mapping[str, Schedule] | None = None,
+) -> str:
+    """The C++ or Triton of the kernels; nothing where all is left to ATen.
+
+    ``schedules``: those of launched Triton kernels that do not have the default one.
+    """
     if emitter == "cpp":
         from dsc.codegen import cpp  # each emitter is imported where it is wanted
 
@@ -51,7 +62,7 @@ def source(emitter: str, kernels: Sequence[Kernel], sequences: Sequence[Sequence
     if emitter == "triton":
         from dsc.codegen import triton, triton_plan
 
-        plans = [triton_plan.plan(k, interpreter=not on_gpu) for k in kernels]
+        plans = [triton_plan.plan(k, interpreter=not on_gpu).with_schedules(schedules or {}) for k in kernels]
         return "\n".join(triton.emit(p.kernel, p.schedule) for plan in plans for p in plan.parts)
     return ""
 
@@ -72,7 +83,9 @@ def launches(program: Program, options: Options) -> list[Launch]:
             library = build_somewhere(program.code, options, cxx)
             return [cpp_launch(library.function(f"run_{i}"), s) for i, s in enumerate(program.sequences)]
         case "triton":
-            return triton_launches(program.kernels, program.sequences, program.device.type == "cuda")
+            on_gpu = program.device.type == "cuda"
+            schedules = measured(program, options) if on_gpu and options.tune else program.schedules
+            return triton_launches(program.kernels, program.sequences, on_gpu, schedules)
         case _:
             return []
 
@@ -99,8 +112,13 @@ def cpp_launch(run: Callable[[object, object], int], sequence: Sequence[Call]) -
     return launch
 
 
-def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call]], on_gpu: bool) -> list[Launch]:
-    """On CPU tensors through Triton's interpreter: slow, to check kernels.
+def triton_launches(
+    kernels: Sequence[Kernel],
+    sequences: Sequence[Sequence[Call]],
+    on_gpu: bool,
+    schedules: Mapping[str, Schedule] | None = None,
+) -> list[Launch]:
+    """On CPU tensors through Triton's interpreter: slow, to check kernels.  ``schedules``: as for ``source``.
 
     Raises:
         TritonMissing: it is not installed.
@@ -109,7 +127,7 @@ def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call
         from dsc.codegen import triton_launch, triton_plan, triton_run
     except ModuleNotFoundError as why:
         raise errors.TritonMissing(str(why.name)) from why
-    plans = {k.name: triton_plan.plan(k, interpreter=not on_gpu) for k in kernels}
+    plans = {k.name: triton_plan.plan(k, interpreter=not on_gpu).with_schedules(schedules or {}) for k in kernels}
     if on_gpu:
         major, minor = torch.cuda.get_device_capability()
         triton_launch.precompile(plans.values(), 10 * major + minor, THREADS)
@@ -129,3 +147,19 @@ def triton_launches(kernels: Sequence[Kernel], sequences: Sequence[Sequence[Call
         return launch
 
     return [launcher(s) for s in sequences]
+
+
+def measured(program: Program, options: Options) -> dict[str, Schedule]:
+    """Launched kernel -> the schedule that was measured to be the fastest here, now or by an earlier process.
+
+    Raises:
+        TritonMissing: it is not installed.
+    """
+    try:
+        from dsc.codegen import triton_plan, triton_time, tune
+    except ModuleNotFoundError as why:
+        raise errors.TritonMissing(str(why.name)) from why
+    folder = Path(options.cache_dir) if options.cache_dir else default_cache_dir()
+    plans = [triton_plan.plan(k) for k in program.kernels]
+    choices = tune.tuned(plans, targets.for_device(program.device), folder, triton_time.timer)
+    return {**program.schedules, **{name: choice.chosen for name, choice in choices.items()}}

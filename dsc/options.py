@@ -50,6 +50,12 @@ class Options:
     cxx: str | None = None
     """The C++ compiler; None is the first one found."""
 
+    tune: bool = False
+    """On a GPU: measure the best few schedules of every kernel, and keep the fastest in ``cache_dir`` for later processes.
+
+    Without it kernels have their default schedules, the same on every machine: no run depends on what was measured.
+    """
+
     on_compile: Callable[[object], None] | None = None
     """Called once for every compiled graph, with its report."""
 
@@ -136,10 +142,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "DSC_NUMERICS": "numerics",
     "DSC_PASSES": "passes",
     "DSC_TRACE": "trace",
+    "DSC_TUNE": "tune",
     "DSC_MEMORY_BUDGET": "memory_budget",
     "DSC_OFFLOAD": "offload",
 }
-SWITCHES = ("verify", "cache")
+SWITCHES = ("verify", "cache", "tune")
 SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 KEYS = tuple(f.name for f in fields(Options) if f.name != "mode")
 

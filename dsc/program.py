@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dsc.codegen.kernel import Call, Kernel
+from dsc.codegen.schedule import Schedule
 from dsc.domain import Extent
 
 
@@ -48,3 +49,5 @@ class Program:
     """The emitted C++ or Triton of all kernels."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """kernels (launched), distinct_kernels, aten_calls, bytes (moved by all of them)."""
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    """Launched kernel -> its schedule, where that is not the default one."""

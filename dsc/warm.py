@@ -36,7 +36,7 @@ from dsc.torch_shim import (
 )
 
 LOG = logging.getLogger("dsc")
-UNSEEN = ("on_compile", "watchers", "trace", "cache", "cache_dir", "cxx", "state", "controller")
+UNSEEN = ("on_compile", "watchers", "trace", "cache", "cache_dir", "cxx", "tune", "state", "controller")
 """Options that do not change what a program computes, or that keep it out of the cache."""
 
 _COMPILER: ContextVar[Compiler] = ContextVar("dsc_compiler")

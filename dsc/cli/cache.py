@@ -82,10 +82,18 @@ def cache(
         entries = folder_of_kernels.entries(folder)
         total, crashes = sum(e.bytes for e in entries), len(crash.saved(folder / crash.CRASHES))
         graphs, top = sum(e.is_graph for e in entries), folder_of_kernels.LIMIT
-        libraries = len(entries) - graphs
-        done |= {"libraries": libraries, "graphs": graphs, "bytes": total, "limit": top, "crashes": crashes}
+        choices = sum(e.is_choice for e in entries)
+        libraries = len(entries) - graphs - choices
+        done |= {
+            "libraries": libraries,
+            "graphs": graphs,
+            "schedules": choices,
+            "bytes": total,
+            "limit": top,
+            "crashes": crashes,
+        }
         sentence = (
-            f"Kernel libraries: {libraries}, graphs: {graphs}, {nbytes(total)} of at most {nbytes(top)}; "
+            f"Kernel libraries: {libraries}, graphs: {graphs}, measured schedules: {choices}, {nbytes(total)} of at most {nbytes(top)}; "
             f"crashes: {crashes}; in {folder}"
         )
     if as_json:

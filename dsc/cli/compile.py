@@ -28,6 +28,12 @@ def compile_model(
     shapes: Annotated[
         bool, typer.Option("--shapes", help="No weights: only shapes are traced, so that any model fits this machine.")
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Compile up to six schedules of every GPU kernel and take the one modelled to be best."
+        ),
+    ] = False,
     parallel: Parallel = 2,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +56,7 @@ def compile_model(
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors_console(), transient=True) as bar:
             job = bar.add_task("compiling", total=count)
-            manifest = save(session, out, parallel, lambda: bar.advance(job))
+            manifest = save(session, out, parallel, lambda: bar.advance(job), tune)
     seconds = time.perf_counter() - start
     size = sum((out / name).stat().st_size for name in manifest.files)
     if as_json:

@@ -38,13 +38,21 @@ def kernels(
     inference: Inference = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of the kernels that NAME selects.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print their machine code.")] = False,
+    candidates: Annotated[
+        bool,
+        typer.Option(
+            "--candidates", help="Compile other schedules too; show which is taken, and why the others are not."
+        ),
+    ] = False,
     parallel: Parallel = 2,
     as_json: AsJson = False,
 ) -> None:
     """Show the kernels of MODEL: their source, where they come from, and registers, spills and access widths.
 
-    GPU kernels are compiled for sm_80 and sm_90, on any machine.
+    GPU kernels are compiled for sm_80 and sm_90, on any machine.  With --candidates every kernel is compiled with up to
+    six schedules for the target, which are compared by a model, or by what a GPU here has measured.
     """
+    from dsc.cli import candidates as table_of
     from dsc.cli import source
     from dsc.debug.kernels import CAPABILITIES, listed
 
@@ -62,11 +70,13 @@ def kernels(
     on_gpu = session.target.kind == "cuda"
     if (ptx or sass) and not on_gpu:
         fail("--ptx and --sass need a GPU target: add --target h100 or --target a100.", BAD_INPUT)
+    if candidates and not on_gpu:
+        fail("--candidates needs a GPU target: add --target h100 or --target a100.", BAD_INPUT)
     facts = compiled(chosen, CAPABILITIES, parallel) if on_gpu else {}
+    choices = table_of.chosen(chosen, session.target, parallel) if candidates else {}
     if as_json:
-        print_json(
-            {"model": model, "target": session.target.name, "kernels": [as_data(k, facts, sass) for k in chosen]}
-        )
+        rows = [{**as_data(k, facts, sass), **table_of.data(choices, k.title)} for k in chosen]
+        print_json({"model": model, "target": session.target.name, "kernels": rows})
         return
     out = console()
     if not out.is_terminal:
@@ -74,6 +84,7 @@ def kernels(
     if name is not None:
         for k in chosen:
             show_kernel(out, k, facts, ptx, sass)
+    table_of.show(out, chosen, choices)
     out.print(table(f"{model} for {session.target.name}", chosen, facts))
 
 

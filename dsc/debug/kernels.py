@@ -113,28 +113,46 @@ def facts_of(
     """
     if find_spec("triton") is None:
         raise errors.TritonMissing("triton")
-    jobs = [(k, c) for k in kernels if k.schedule is not None for c in capabilities]
+    jobs = [(k, k.schedule, c) for k in kernels if k.schedule is not None for c in capabilities]
     out: dict[tuple[str, int], KernelFacts] = {}
-    if len(jobs) <= FEW or parallel < 2:
-        for k, c in jobs:
-            out[k.title, c] = _inspect(k, c, cache)
-            done()
-        return out
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(min(parallel, len(jobs)), context) as pool:
-        futures = {pool.submit(_inspect, k, c, cache): (k.title, c) for k, c in jobs}
-        try:
-            for future in as_completed(futures):
-                out[futures[future]] = future.result()
-                done()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    for (k, _, c), facts in zip(jobs, compiled(jobs, parallel, done, cache)):
+        if isinstance(facts, errors.CodegenFailed):
+            raise facts
+        out[k.title, c] = facts
     return out
 
 
-def _inspect(k: Listed, capability: int, cache: str | None) -> KernelFacts:
+Job = tuple[Listed, Schedule, int]
+"""A kernel, a schedule, a compute capability."""
+
+
+def compiled(
+    jobs: Sequence[Job], parallel: int = 2, done: Callable[[], None] = lambda: None, cache: str | None = None
+) -> list[KernelFacts | errors.CodegenFailed]:
+    """The facts of each job, or the error of the kernel that Triton refuses; see ``facts_of``."""
+    if len(jobs) <= FEW or parallel < 2:
+        found = []
+        for job in jobs:
+            found.append(_inspect(*job, cache))
+            done()
+        return found
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(min(parallel, len(jobs)), context) as pool:
+        futures = [pool.submit(_inspect, *job, cache) for job in jobs]
+        try:
+            for _ in as_completed(futures):
+                done()
+            return [f.result() for f in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _inspect(k: Listed, schedule: Schedule, capability: int, cache: str | None) -> KernelFacts | errors.CodegenFailed:
     from dsc.codegen.cubin import inspect, triton_cache
 
     with triton_cache(cache):
-        return inspect(k.kernel, k.schedule, capability, divisible=k.divisible)
+        try:
+            return inspect(k.kernel, schedule, capability, divisible=k.divisible)
+        except errors.CodegenFailed as why:
+            return why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,13 +13,25 @@ from torch.utils import _pytree as pytree
 
 from dsc import artifact, errors, portable
 from dsc.artifact import Manifest
+from dsc.codegen.alternatives import troubled
 from dsc.compilation import Compilation
+from dsc.debug.candidates import choices_of, retuned, scheduled
 from dsc.debug.capture import Region, Session, untouched
 from dsc.debug.kernels import Listed, facts_of, listed
 
+if TYPE_CHECKING:
+    from dsc.codegen.cubin import KernelFacts
 
-def save(session: Session, folder: Path, parallel: int = 2, done: Callable[[], None] = lambda: None) -> Manifest:
+    Facts = Mapping[tuple[str, int], KernelFacts]
+
+
+def save(
+    session: Session, folder: Path, parallel: int = 2, done: Callable[[], None] = lambda: None, tune: bool = False
+) -> Manifest:
     """Write the programs of ``session`` and compile their kernels.  ``done`` is called after each kernel.
+
+    With ``tune`` kernels have the schedules that are modelled to be best, else the default ones, but where those
+    came out badly (``dsc.codegen.alternatives.troubled``).
 
     Raises:
         Unsaveable: a model that needs more than one graph, sizes that change, or what a process cannot hand on.
@@ -29,18 +42,20 @@ def save(session: Session, folder: Path, parallel: int = 2, done: Callable[[], N
     single, differentiable, count = results_of(session, region)
     if training and saved_count(programs, differentiable) != outputs_of(programs["forward"]) - count:
         raise unsaveable(session, "its graphs give more than its results (inputs that change, or share memory)")
-    files: dict[str, bytes] = {}
-    for kind, made in programs.items():
-        files[f"{kind}.py"] = artifact.text_of(made.program).encode()
-        try:
-            files[f"{kind}.program"] = portable.dumps(made.program)
-        except portable.NotPortable as why:
-            raise unsaveable(session, str(why)) from why
+    files = {name: data for made in programs.values() for name, data in program_files(session, made).items()}
+    defaults, on_gpu = listed(session), session.target.kind == "cuda"
     with tempfile.TemporaryDirectory(prefix="dsc-") as cache:
-        files |= kernel_files(session, listed(session), cache, parallel, done)
+        facts: Facts = facts_of(defaults, capabilities(session), parallel, done, cache) if on_gpu else {}
+        kernels = well_scheduled(session, defaults, facts, parallel, tune)
+        changed = [k for k, old in zip(kernels, defaults) if k is not old]
+        if changed:
+            facts = {**facts, **facts_of(changed, capabilities(session), parallel, cache=cache)}
+        files |= kernel_files(kernels, facts)
         files |= {
             f"triton/{p.relative_to(cache)}": p.read_bytes() for p in sorted(Path(cache).rglob("*")) if p.is_file()
         }
+    for made in programs.values() if changed else ():
+        files |= program_files(session, retuned(made, changed))
     tensors = [t for t in region.inputs if isinstance(t, Tensor)]
     manifest = Manifest(
         model=session.model.name,
@@ -109,16 +124,41 @@ def names_of(session: Session, region: Region) -> list[tuple[str, str]]:
     return [known[id(x)] for x in region.inputs]
 
 
-def kernel_files(
-    session: Session, kernels: Sequence[Listed], cache: str, parallel: int, done: Callable[[], None]
-) -> dict[str, bytes]:
-    """Sources of all kernels, and their cubins; ``cache`` becomes a cache of Triton that has them."""
+def program_files(session: Session, made: Compilation) -> dict[str, bytes]:
+    """A program to be read, and to be loaded.
+
+    Raises:
+        Unsaveable: it holds what a process cannot hand on.
+    """
+    try:
+        data = portable.dumps(made.program)
+    except portable.NotPortable as why:
+        raise unsaveable(session, str(why)) from why
+    return {f"{made.kind}.py": artifact.text_of(made.program).encode(), f"{made.kind}.program": data}
+
+
+def capabilities(session: Session) -> tuple[int, ...]:
+    """That of the target, if it is a GPU."""
     if session.target.capability is None:
-        return {f"kernels/{k.title}.cpp": k.source.encode() for k in kernels}
+        return ()
     major, minor = session.target.capability
-    capability = 10 * major + minor
-    facts = facts_of(kernels, (capability,), parallel, done, cache)
-    out = {f"kernels/{k.title}.py": k.source.encode() for k in kernels}
+    return (10 * major + minor,)
+
+
+def well_scheduled(
+    session: Session, kernels: Sequence[Listed], facts: Facts, parallel: int, tune: bool
+) -> Sequence[Listed]:
+    """The kernels, with other schedules where those are modelled to be better: of all with ``tune``, else of the troubled."""
+    if not facts:
+        return kernels
+    doubtful = [k for k in kernels if tune or any(troubled(f.code) for (t, _), f in facts.items() if t == k.title)]
+    with tempfile.TemporaryDirectory(prefix="dsc-") as cache:  # what loses need not travel
+        return scheduled(kernels, choices_of(doubtful, session.target, parallel, cache=cache))
+
+
+def kernel_files(kernels: Sequence[Listed], facts: Facts) -> dict[str, bytes]:
+    """Sources of all kernels, and for a GPU their cubins."""
+    out = {f"kernels/{k.title}.{'py' if k.schedule else 'cpp'}": k.source.encode() for k in kernels}
     return out | {f"kernels/{title}.sm_{c}.cubin": f.cubin for (title, c), f in facts.items()}
 
 

@@ -17,8 +17,11 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import dsc
-from dsc import artifact, cli
+from dsc import artifact, cli, portable
+from dsc.codegen.candidates import Code, choose
+from dsc.debug.candidates import retuned, scheduled
 from dsc.debug.capture import capture
+from dsc.debug.kernels import listed
 from dsc.debug.saving import save
 from dsc.debug.source import Model
 from dsc.errors import BadArtifact, Unsaveable
@@ -208,3 +211,22 @@ def test_an_unknown_model_is_an_error_on_shapes_too(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli.app, words)
     assert done.exit_code != 0
     assert not (tmp_path / "out").exists()
+
+
+def test_schedules_travel_with_the_program() -> None:
+    entry = load("mlp-tiny")
+    session = capture(Model("mlp-tiny", entry.build(), entry.inputs()), "h100")
+    kernels = listed(session)
+    k = kernels[0]
+    assert k.schedule is not None
+    other = replace(k.schedule, num_warps=2 * k.schedule.num_warps)
+    code = Code(32, 0, 0, 4, 16, 1.0, 100, {}, {})
+    times = {k.schedule: 2.0, other: 1.0}
+    choice = choose(k.name, "h100", k.schedule, dict.fromkeys(times, code), lambda s, _: times[s])
+    new = scheduled(kernels, {k.title: choice})
+    assert [a is b for a, b in zip(new, kernels)] == [False] + [True] * (len(kernels) - 1)
+    [made] = [p for p in session.regions[0].programs if p.kind == k.graph]
+    program = portable.loads(portable.dumps(retuned(made, new).program))
+    assert program.schedules[k.name] == other
+    assert made.program.schedules == {}
+    assert retuned(made, kernels).program.code == made.program.code

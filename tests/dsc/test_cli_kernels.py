@@ -132,3 +132,19 @@ for call in (lambda: kernels.facts_of([]), lambda: dsc.kernels.triton_launches([
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.count("Kernels for GPUs need triton, which is not installed") == 2
+
+
+def test_candidates_say_why_they_lost() -> None:
+    found = json.loads(
+        dsc("mlp-tiny", "k0_gelu", "--target", "h100", "--dtype", "bf16", "--candidates", "--json", "--parallel", "1")
+    )
+    for kernel in found["kernels"]:
+        first, *others = kernel["choice"]["candidates"]
+        assert first["schedule"] == kernel["choice"]["default"]
+        assert first["lost"] == ""
+        assert others
+        assert all(c["lost"] for c in others)
+    text = dsc("mlp-tiny", "k0_gelu", "--target", "h100", "--dtype", "bf16", "--candidates", "--parallel", "1")
+    assert "why not" in text
+    assert "taken" in text
+    assert "add --target h100" in dsc("mlp-tiny", "--candidates", code=2)
