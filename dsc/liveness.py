@@ -22,7 +22,7 @@ from dsc.packing import aligned, pack, span_bytes
 from dsc.steps import Step, aliases, last_uses, steps, storage_of
 from dsc.torch_shim import optimization_hint, sym_expr
 
-Kind = Literal["input", "tangent", "saved", "result", "gradient", "temporary", "pool"]
+Kind = Literal["input", "tangent", "saved", "result", "gradient", "temporary", "pool", "compressed"]
 
 WRITES_INTO_POOL = frozenset("mm.default addmm.default bmm.default baddbmm.default".split())
 """Calls of ATen that may write their result into the pool."""

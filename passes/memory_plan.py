@@ -278,9 +278,9 @@ class Search:
         return None
 
     def run_short(self, base: Program, short: tuple[str, ...]) -> Program:
-        forward, backward, saved, _ = self.build(base.schedule, (), short)
+        forward, backward, saved, names = self.build(base.schedule, (), short)
         seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
-        profile = liveness.profile_step(forward, backward, saved)
+        profile = marked(liveness.profile_step(forward, backward, saved), names.values())
         origin = base.origin if base.origin != "default" else "no"
         return Program(f"{origin} recompute, {self.format}", base.schedule, profile, seconds, (), short)
 
@@ -315,9 +315,9 @@ class Search:
 
     def run_away(self, base: Program, away: tuple[Away, ...]) -> Program:
         assert self.tier is not None
-        forward, backward, saved, _ = self.build(base.schedule, away, base.short)
+        forward, backward, saved, names = self.build(base.schedule, away, base.short)
         seconds = memory_offload.elapsed(forward, backward, self.target, self.tier)
-        profile = liveness.profile_step(forward, backward, saved)
+        profile = marked(liveness.profile_step(forward, backward, saved), names.values())
         origin = base.origin if base.short else f"{base.origin if base.origin != 'default' else 'no'} recompute"
         return Program(f"{origin}, {self.tier.kind} offload", base.schedule, profile, seconds, away, base.short)
 
@@ -451,6 +451,14 @@ class Search:
             else:
                 best, high = program, min(program.peak, middle)
         return best
+
+
+def marked(profile: Profile, names: Collection[str]) -> Profile:
+    """A profile that tells short forms from values that are saved as they are."""
+    values = tuple(
+        replace(v, kind="compressed") if v.kind == "saved" and v.name in names else v for v in profile.values
+    )
+    return replace(profile, values=values)
 
 
 def _simulated(problem: Problem, plan: Schedule) -> tuple[int, float]:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from dsc.debug import shapes
     from dsc.debug.capture import Session
+    from dsc.debug.source import Model
     from dsc.passes.memory_plan import Program, Search
-    from dsc.plan import MemoryPlan
+    from dsc.plan import Decision, MemoryPlan
     from dsc.target import Target
     from dsc.tiers import Tier
 
@@ -42,6 +43,13 @@ Dtype = Annotated[
 Offload = Annotated[
     str | None, typer.Option("--offload", metavar="TIER", help="Move saved values to cpu, or to nvme:FOLDER.")
 ]
+Compress = Annotated[
+    str | None,
+    typer.Option("--compress", metavar="FORMAT", help="Keep saved values in bf16, fp8 or e5m2: changes gradients."),
+]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Run one step in eager and one by the plan here; the error of the gradient.")
+]
 MaxBatch = Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")]
 Frontier = Annotated[bool, typer.Option("--frontier", help="Print the time at many peaks instead, torch's beside.")]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="Write the plan here: options={'memory_plan': ...}.")]
@@ -61,6 +69,8 @@ def memory(
     batch: Batch = None,
     dtype: Dtype = None,
     offload: Offload = None,
+    compress: Compress = None,
+    measure: Measure = False,
     max_batch: MaxBatch = False,
     frontier: Frontier = False,
     plan: PlanFile = None,
@@ -72,23 +82,28 @@ def memory(
     gpt2-xl and llama-3-8b, and with --batch or --max-batch all models by name, are traced on shapes alone, so that they
     may be of any size.  A budget that cannot be met ends with exit code 1 and the smallest that can.  Time is modelled.
     """
+    from dsc import narrow, tiers
     from dsc import plan as plans
     from dsc import target as targets
-    from dsc import tiers
     from dsc.cli import shapes_of, source
     from dsc.passes import memory as planner
     from dsc.passes.memory_plan import Search
     from dsc.passes.memory_problem import extract
 
     tier = tiers.parse(offload, "--offload") if offload else None
+    format = narrow.parse(compress, "--compress") if compress else None
     machine = targets.find(target or "cpu")
     traced: shapes.Joint | None = None
+    if measure and (max_batch or frontier or batch is not None or machine.kind != "cpu"):
+        fail("--measure runs the model on this CPU: leave out --target, --batch, --max-batch and --frontier.")
     if max_batch:
-        largest(model, dtype, machine, tier, budget, held, as_json)
+        largest(model, dtype, machine, tier, format, budget, held, as_json)
         return
     if batch is not None or model.lower() in shapes_of.LARGE:
-        if plan is not None or inputs:
-            fail("--plan and --input need the model itself: leave out --batch, or name a model of this machine's size.")
+        if plan is not None or inputs or measure:
+            fail(
+                "--plan, --measure and --input need the model itself: leave out --batch, or name a model of this machine's size."
+            )
         entry = shapes_of.entry(model)
         traced = shapes_of.traced(entry, batch or entry.batch, dtype_of(dtype, machine), machine)
         graphs = [traced.gm]
@@ -98,7 +113,7 @@ def memory(
     limit, other = limits(budget, held, machine)
     found = []
     for i, gm in enumerate(graphs):
-        search = Search(gm, extract(gm, machine), machine, tier=tier)
+        search = Search(gm, extract(gm, machine), machine, tier=tier, format=format)
         if frontier:
             console().print(frontier_table(search, traced))
             continue
@@ -111,11 +126,27 @@ def memory(
             plans.add(plan, plans.fingerprint(gm), described)
         if picture is not None:
             draw(numbered(picture, i), model, search, program, limit - other)
-    report([p for p, _ in found], [p for _, p in found], as_json, frontier)
+    error = measured(session.model, limit, other, offload, compress) if measure else None
+    report([p for p, _ in found], [p for _, p in found], as_json, frontier, error)
+
+
+def measured(model: Model, limit: int, held: int, offload: str | None, compress: str | None) -> float:
+    """Of the gradient, by the plan, against eager's."""
+    from dsc.debug import gradient_error
+
+    options = {"memory_budget": limit, "memory_held": held, "offload": offload, "compress": compress}
+    return gradient_error.measure(model, options)
 
 
 def largest(
-    model: str, dtype: str | None, machine: Target, tier: Tier | None, budget: str | None, held: str, as_json: bool
+    model: str,
+    dtype: str | None,
+    machine: Target,
+    tier: Tier | None,
+    format: str | None,
+    budget: str | None,
+    held: str,
+    as_json: bool,
 ) -> None:
     from dsc.cli import shapes_of
     from dsc.errors import size
@@ -125,7 +156,7 @@ def largest(
     entry, kind = shapes_of.entry(model), dtype_of(dtype, machine)
 
     def search(batch: int) -> Search:
-        return shapes_of.search(shapes_of.traced(entry, batch, kind, machine), machine, tier)
+        return shapes_of.search(shapes_of.traced(entry, batch, kind, machine), machine, tier, format)
 
     found = shapes_of.largest_batch(search, limit - other)
     if found is None:
@@ -148,16 +179,21 @@ def limits(budget: str | None, held: str, machine: Target) -> tuple[int, int]:
     return budgets.bytes_of(budget or "auto", machine, "--budget"), other
 
 
-def report(plans: list[MemoryPlan], programs: list[Program], as_json: bool, frontier: bool) -> None:
+def report(
+    plans: list[MemoryPlan], programs: list[Program], as_json: bool, frontier: bool, error: float | None = None
+) -> None:
     if frontier:
         return
     if as_json:
-        print_json([summary(p, program) for p, program in zip(plans, programs)])
+        more = {} if error is None else {"gradient_error": error}
+        print_json([{**summary(p, program), **more} for p, program in zip(plans, programs)])
         return
     for p, program in zip(plans, programs):
         console().print(heading(p), highlight=False)
         console().print(fragments(p, program), highlight=False)
         console().print(decisions_table(p))
+    if error is not None:
+        console().print(f"error of the gradient against eager's, measured here: {error:.2e}", highlight=False)
 
 
 def dtype_of(name: str | None, machine: Target) -> torch.dtype | None:
@@ -236,7 +272,7 @@ def decisions_table(p: MemoryPlan) -> Table:
     table = Table("value", "size", "decision")
     table.columns[1].justify = "right"
     for d in p.decisions[:10]:
-        table.add_row(d.name, size(d.nbytes), d.keep)
+        table.add_row(d.name, size(d.nbytes), f"{d.keep} {d.format}, {size(d.stored)}" if d.format else d.keep)
     return table
 
 
@@ -278,5 +314,10 @@ def summary(p: MemoryPlan, program: Program) -> dict[str, object]:
         "plan": p.origin,
         "default_peak": p.default_peak,
         "default_seconds": p.default_seconds,
-        "largest": [{"name": d.name, "bytes": d.nbytes, "keep": d.keep} for d in p.decisions[:10]],
+        "largest": [shown(d) for d in p.decisions[:10]],
     }
+
+
+def shown(d: Decision) -> dict[str, object]:
+    short = {"format": d.format, "stored": d.stored} if d.format else {}
+    return {"name": d.name, "bytes": d.nbytes, "keep": d.keep, **short}

@@ -62,8 +62,8 @@ def traced(model: zoo.Entry, batch: int, dtype: torch.dtype | None, target: Targ
     return joint
 
 
-def search(joint: shapes.Joint, target: Target, tier: Tier | None = None) -> Search:
-    return Search(joint.gm, extract(joint.gm, target), target, tier=tier)
+def search(joint: shapes.Joint, target: Target, tier: Tier | None = None, format: str | None = None) -> Search:
+    return Search(joint.gm, extract(joint.gm, target), target, tier=tier, format=format)
 
 
 def torch_point(joint: shapes.Joint, share: float, target: Target) -> tuple[int, float]:

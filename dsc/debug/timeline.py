@@ -18,10 +18,13 @@ COLORS: Mapping[Kind, str] = {
     "result": "#6c7a89",
     "gradient": "#7b61a8",
     "saved": "#2b7bba",
+    "compressed": "#2a9d6f",
     "temporary": "#f2a33a",
     "pool": "#e0cfa9",
 }
-NAMES: Mapping[Kind, str] = {"input": "parameters and inputs", "saved": "saved for the backward"}
+NAMES: Mapping[Kind, str] = {
+    "input": "parameters and inputs", "saved": "saved for the backward", "compressed": "saved in fewer bits",
+}  # fmt: skip
 LARGE_STEPS = 4000
 """Steps beyond which neighbours are shown as one, at the larger of them."""
 

@@ -9,8 +9,8 @@ from dsc import plan as plans
 from dsc.cli import app
 
 
-def run(*args: str) -> tuple[int, str, str]:
-    found = CliRunner().invoke(app, ["memory", "mlp-tiny", *args], env={"COLUMNS": "120"})
+def run(*args: str, model: str = "mlp-tiny") -> tuple[int, str, str]:
+    found = CliRunner().invoke(app, ["memory", model, *args], env={"COLUMNS": "120"})
     return found.exit_code, found.stdout, found.stderr
 
 
@@ -77,3 +77,19 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     code, _, err = run("--offload", "disk")
     assert code != 0
     assert "nvme:FOLDER" in err
+    code, _, err = run("--compress", "fp4")
+    assert code != 0
+    assert "e5m2" in err
+    code, _, err = run("--measure", "--target", "a100")
+    assert code == 1
+    assert "on this CPU" in err
+
+
+def test_compression_shows_formats_and_a_measured_error() -> None:
+    code, out, _ = run("--budget", "270KiB", "--compress", "bf16", "--measure", "--json", model="gpt-tiny")
+    assert code == 0, out
+    (p,) = json.loads(out)
+    short = [d for d in p["largest"] if d["keep"] == "compress"]
+    assert short
+    assert all(d["format"] == "bf16" and 2 * d["stored"] == d["bytes"] for d in short)
+    assert 0 < p["gradient_error"] < 0.01
