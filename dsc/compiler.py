@@ -73,7 +73,7 @@ def make(
         UnknownPass, UnknownOption, BadOption, BadPassOrder: of ``options.passes``.
     """
     state = state_of(options)
-    joint, graph = defaults.JOINT, defaults.GRAPH
+    joint, graph = defaults.joint(target, options), defaults.GRAPH
     if not defaults.suffice(options):
         from dsc import passlist  # all passes that there are
 

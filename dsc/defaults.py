@@ -11,6 +11,7 @@ from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.chunk_loss import ChunkLoss
 from dsc.passes.fuse import Fuse
 from dsc.passes.recompute import Recompute
+from dsc.target import Target
 
 JOINT: tuple[Pass, ...] = (
     ChunkLoss(),  # before losses are taken apart
@@ -27,6 +28,16 @@ GRAPH: tuple[Pass, ...] = (
 
 ASKING = ("passes", "memory_budget", "sparsity", "attention", "precision")
 """Options that change the pipeline."""
+
+
+def joint(target: Target, options: Options) -> tuple[Pass, ...]:
+    """``JOINT`` for a target: on GPUs the form of attention is chosen before it is weighed what to save of it."""
+    if target.kind != "cuda":
+        return JOINT
+    from dsc.passes.attention import Attention  # nothing else needs it
+
+    *before, recompute = JOINT
+    return (*before, Attention(fast=options.numerics == "fast"), recompute)
 
 
 def suffice(options: Options) -> bool:

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule
 
-from dsc import budget, errors, manager
+from dsc import budget, defaults, errors, manager
 from dsc.defaults import GRAPH as GRAPH
 from dsc.defaults import JOINT as JOINT
 from dsc.errors import BadOption, BadPlugin, UnknownOption
 from dsc.manager import Pass, Report
 from dsc.options import Options
+from dsc.passes.attention import Attention
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.chunk_loss import ChunkLoss
 from dsc.passes.fuse import Fuse
@@ -30,7 +31,8 @@ from dsc.runtime.state import State
 from dsc.target import Target
 
 KNOWN: Mapping[str, type[Pass]] = {
-    p.name: p for p in (ChunkLoss, Canonicalize, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)
+    p.name: p
+    for p in (ChunkLoss, Canonicalize, Attention, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)
 }
 
 PLUGINS = "dsc.passes"
@@ -55,7 +57,7 @@ def asked(
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPlugin: what is asked for does not exist, or makes no sense.
     """
-    joint, graph = chosen(options.passes)
+    joint, graph = chosen(options.passes, defaults.joint(target, options))
     if options.memory_budget is not None:
         held = budget.bytes_of(options.memory_held, target, "memory_held") if options.memory_held else 0
         limit = budget.bytes_of(options.memory_budget, target)
@@ -72,8 +74,12 @@ def asked(
     return joint, graph
 
 
-def chosen(passes: str | Sequence[object] | None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+def chosen(
+    passes: str | Sequence[object] | None, default: Sequence[Pass] = JOINT
+) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """The passes on the joint graph, and on each graph after the split, of ``options.passes``.
+
+    ``default``: those on the joint graph that the default pipeline has.
 
     Raises:
         UnknownPass, UnknownOption, BadOption, BadPlugin: of an item that is no pass.
@@ -82,7 +88,7 @@ def chosen(passes: str | Sequence[object] | None) -> tuple[tuple[Pass, ...], tup
     graph: list[Pass] = []
     for p in listed(Default.name if passes is None else passes):
         if isinstance(p, Default):
-            joint += JOINT
+            joint += default
             graph += GRAPH
             continue
         if p.runs_on in ("joint", "both"):

@@ -88,7 +88,7 @@ class SparseAttention(Pass):
         if q.shape[-1] != v.shape[-1] or k.shape[-1] != q.shape[-1]:
             return "keys and values differ in width"
         items = {u.args[1]: u for u in node.users if u.target is operator.getitem}
-        if len(items) < len(node.users) or any(_read_beyond(u) for i, u in items.items() if i != OUT):
+        if len(items) < len(node.users) or any(read_beyond(u) for i, u in items.items() if i != OUT):
             return "its intermediate results are read"
         count = self.listed(bool(given["is_causal"]))
         length = q.shape[-2]
@@ -127,11 +127,11 @@ class SparseAttention(Pass):
             op = torch.ops.dsc.block_attention_backward.default
             with rw.gm.graph.inserting_before(backward):
                 three = rw.call(backward, op, grad, q, k, v, out, sums, index, bool(causal), self.block, factor)
-            _replace_items(rw, backward, three, 3)
-        _replace_items(rw, node, both, 1, {OUT: out})
+            replace_items(rw, backward, three, 3)
+        replace_items(rw, node, both, 1, {OUT: out})
 
 
-def _replace_items(rw: Rewriter, old: Node, new: Node, count: int, made: dict[int, Node] | None = None) -> None:
+def replace_items(rw: Rewriter, old: Node, new: Node, count: int, made: dict[int, Node] | None = None) -> None:
     """The first ``count`` items of ``new`` for those of ``old``, in their strides; the rest of ``old`` goes away."""
     for user in list(old.users):
         place = user.args[1]
@@ -139,12 +139,12 @@ def _replace_items(rw: Rewriter, old: Node, new: Node, count: int, made: dict[in
         if user.users and place < count:
             with rw.gm.graph.inserting_before(user):
                 item = (made or {}).get(place) or rw.call(old, operator.getitem, new, place)
-                user.replace_all_uses_with(_restrided(rw, item, user))
+                user.replace_all_uses_with(restrided(rw, item, user))
         rw.gm.graph.erase_node(user)
     rw.gm.graph.erase_node(old)
 
 
-def _restrided(rw: Rewriter, item: Node, like: Node) -> Node:
+def restrided(rw: Rewriter, item: Node, like: Node) -> Node:
     """A value in the strides of another: what reads it was traced with those."""
     t, wanted = ops.tensor(item), ops.tensor(like)
     if t.stride() == wanted.stride():
@@ -154,7 +154,7 @@ def _restrided(rw: Rewriter, item: Node, like: Node) -> Node:
     return rw.call(like, aten.copy.default, empty, item)
 
 
-def _read_beyond(item: Node) -> bool:
+def read_beyond(item: Node) -> bool:
     """Whether anything else than the backward of attention reads a value."""
     seen = [u for u in item.users if packet(u).removesuffix("_backward") not in FORWARD]
-    return any(packet(u) not in ("detach", "alias") or _read_beyond(u) for u in seen)
+    return any(packet(u) not in ("detach", "alias") or read_beyond(u) for u in seen)

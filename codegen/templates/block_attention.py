@@ -10,33 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def total(a, b):
-    return a + b
-
-
-@triton.jit
-def tile(base, row, rows, stride, columns, width: tl.constexpr, valid):
-    """[block, D] of a matrix with ``rows`` rows, from ``row`` on; zeros outside."""
-    return tl.load(
-        base + row[:, None] * stride + columns[None, :], mask=(row[:, None] < rows) & (columns[None, :] < width) & valid,
-        other=0.0,
-    )  # fmt: skip
-
-
-@triton.jit
-def seen(i, j, length, causal: tl.constexpr, valid):
-    """Which of the keys j the queries i look at."""
-    allowed = (j[None, :] < length) & (i[:, None] < length) & valid
-    if causal:
-        allowed = allowed & (j[None, :] <= i[:, None])
-    return allowed
+from dsc.codegen.templates.attention_tiles import larger, seen, tile, total
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dsc import blame, compiler, errors, manager, passlist, text
+from dsc import blame, compiler, defaults, errors, manager, passlist, text
 from dsc.compilation import Compilation
 from dsc.debug import graphs
 from dsc.debug.trace import SCHEMA, SUFFIX
@@ -176,7 +176,7 @@ class RegionTracer(Watcher):
         return {"graph": stage, "nodes": len(gm.graph.nodes), "text": None if same else now, "packed": packed}
 
     def begins(self, options: Options, target: Target) -> None:
-        joint, graph = passlist.chosen(options.passes)
+        joint, graph = passlist.chosen(options.passes, defaults.joint(target, options))
         self.tell(
             "options",
             target=target.name,
