@@ -39,17 +39,7 @@ def expand(low: Lowering, n: Node, x: Value) -> Move:
 
 def permute(low: Lowering, n: Node, x: Value) -> Move:
     rank = len(x.shape)
-    if rank == 0:
-        return lambda i: i
-    match ops.name_of(n):
-        case "t.default":
-            order = list(reversed(range(rank)))
-        case "transpose.int":
-            a, b = (int(d) % rank for d in n.args[1:3])  # type: ignore[arg-type]
-            order = list(range(rank))
-            order[a], order[b] = b, a
-        case _:
-            order = [int(d) % rank for d in n.args[1]]  # type: ignore[union-attr,arg-type]
+    order = ops.axes(n, rank)
 
     def move(i: Index) -> Index:
         out: list[Extent] = [0] * rank

@@ -14,15 +14,10 @@ from dsc import domain, ops
 from dsc.domain import Space
 from dsc.manager import Pass, Remark, Report
 from dsc.notes import notes, set_notes
-from dsc.steps import view_chain
+from dsc.passes.walks import STRAIGHT, Walk, through, walk_of
+from dsc.steps import storage_of
 from dsc.target import Target
 from dsc.torch_shim import optimization_hint
-
-SHUFFLES = frozenset(
-    "permute.default transpose.int t.default slice.Tensor select.int as_strided.default diagonal.default unfold.default "
-    "movedim.int getitem".split()
-)
-"""Views that do not keep row-major order: a reader of one walks the producer in another order."""
 
 NEAR = 64
 """Nodes between two groups that share an input and join (case 9)."""
@@ -40,7 +35,7 @@ class Fuse(Pass):
 
     1. Pointwise, creating, reducing and rowwise nodes start as groups of one; everything else stays with ATen.
     2. Two groups join, best saving first, if they read or write fewer bytes as one: a value passed on inside is not
-       read again, nor written if nobody else wants it; an input of both is read once.
+       read again, nor written if nobody else wants it; an input that both read in the same order is read once.
     3. Only groups with a common loop nest join (``domain.meet``): reductions over other axes do not; a group that is
        merely read by the other, at any index, joins if it reduces nothing (it is computed where it is read).
     4. Groups do not join if a path between them leaves and comes back: that would be a cycle.
@@ -88,8 +83,8 @@ class Unit:
     """None: ATen computes it."""
     preds: set[int] = field(default_factory=set)
     succs: set[int] = field(default_factory=set)
-    reads: dict[Node, bool] = field(default_factory=dict)
-    """Value -> whether some read shuffles it."""
+    reads: dict[Node, frozenset[Walk]] = field(default_factory=dict)
+    """Value -> the orders in which it is read."""
     makes: list[Node] = field(default_factory=list)
     low: int = 0
     writes: frozenset[Node] = frozenset()
@@ -128,12 +123,6 @@ def bytes_of(value: Node) -> int:
     return int(optimization_hint(t.numel())) * t.element_size()
 
 
-def value_of(node: Node) -> tuple[Node, bool]:
-    """The node whose storage an operand looks at, and whether the views between change the order."""
-    *views, root = view_chain(node)
-    return root, any(ops.is_split(v) or ops.name_of(v) in SHUFFLES for v in views)
-
-
 def computing(value: Node) -> Node:
     """The node that computes a value: itself, or the op with several results that it is one of."""
     while value.op == "call_function" and ops.info(value).kind == "item" and isinstance(value.args[0], Node):
@@ -155,7 +144,7 @@ def build(gm: GraphModule) -> Web:
     forward = not any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
     for node in gm.graph.nodes:
         if node.op == "output":
-            web.pinned.update(value_of(a)[0] for a in node.all_input_nodes)
+            web.pinned.update(storage_of(a) for a in node.all_input_nodes)
         if node.op != "call_function":
             continue
         if ops.info(node).kind == "item" and not ops.is_view(node):
@@ -178,11 +167,11 @@ def build(gm: GraphModule) -> Web:
         web.size[node] = bytes_of(node)
         if why and not why.endswith(" op"):
             web.remarks.append(Remark(node.name, "skipped", why))
-        written = {value_of(n)[0] for n in ops.mutated(node)}
+        written = {storage_of(n) for n in ops.mutated(node)}
         for arg in node.all_input_nodes:
-            value, shuffled = value_of(arg)
+            value, walk = walk_of(arg)
             if value not in unit.writes:
-                read(web, unit, value, shuffled)
+                read(web, unit, value, frozenset({walk}))
             if unit.space is None:
                 web.pinned.add(value)
             # writes in place: after every earlier reader of the storage, before every later one
@@ -215,8 +204,8 @@ def writes_input(node: Node) -> bool:
     return ops.is_plain(t) and ops.is_plain(v) and t.dtype == v.dtype and t.shape == v.shape and t.device == v.device
 
 
-def read(web: Web, unit: Unit, value: Node, shuffled: bool) -> None:
-    unit.reads[value] = unit.reads.get(value, False) or shuffled
+def read(web: Web, unit: Unit, value: Node, walks: frozenset[Walk]) -> None:
+    unit.reads[value] = unit.reads.get(value, frozenset()) | walks
     web.readers.setdefault(value, set()).add(unit.id)
     web.size.setdefault(value, bytes_of(value))
     made_by = web.maker.get(value)
@@ -233,10 +222,22 @@ def link(web: Web, before: int, after: int) -> None:
 # --- joining -----------------------------------------------------------------------------------------------------------
 
 
+def shuffles(unit: Unit, values: Iterable[Node]) -> bool:
+    """Whether the group reads one of the values in another order than it lies in."""
+    return any(not unit.reads[v] <= STRAIGHT for v in values if v in unit.reads)
+
+
+def onwards(maker: Unit, reader: Unit) -> frozenset[Walk]:
+    """The walks by which one group reads what the other makes."""
+    return frozenset(w for v in maker.makes for w in reader.reads.get(v, ()))
+
+
 def saving(web: Web, a: Unit, b: Unit) -> int:
     """Bytes not moved if the two run as one."""
     both = {a.id, b.id}
-    saved = sum(web.size[v] for v in a.reads if v in b.reads and web.maker.get(v) not in both)
+    saved = sum(
+        web.size[v] for v, w in a.reads.items() if w & b.reads.get(v, frozenset()) and web.maker.get(v) not in both
+    )
     for x, y in ((a, b), (b, a)):
         for v in x.makes:
             if v in y.reads:
@@ -251,8 +252,7 @@ def joined_space(web: Web, a: Unit, b: Unit) -> Space | None:
         return joined_in_place(a, b)
     if any(v in y.reads for x, y in ((a, b), (b, a)) for v in x.makes):
         first, second = (a, b) if any(v in b.reads for v in a.makes) else (b, a)
-        shuffles = any(second.reads.get(v, False) for v in first.makes)
-        met = None if shuffles else meet(web, first, second)
+        met = None if shuffles(second, first.makes) else meet(web, first, second)
         if met is not None:
             return met if enough_parallel(met) else None
         internal = all(not web.outside(v, {first.id, second.id}) for v in first.makes)
@@ -290,7 +290,7 @@ def columns_fit(space: Space, nodes: Sequence[Node]) -> bool:
     late = domain.follow(nodes, across)
     inside = set(nodes)
     for n in late:
-        roots = {value_of(a)[0] for a in n.all_input_nodes} & inside
+        roots = {storage_of(a) for a in n.all_input_nodes} & inside
         if n in across:
             if roots & late:
                 return False
@@ -307,9 +307,9 @@ def columns_fit(space: Space, nodes: Sequence[Node]) -> bool:
 def joined_in_place(a: Unit, b: Unit) -> Space | None:
     """Case 11: what is written has been read at the same index, if at all."""
     assert a.space is not None and b.space is not None
-    if a.space.reduces or b.space.reduces or any(x.reads.get(w, False) for x in (a, b) for w in a.writes | b.writes):
+    if a.space.reduces or b.space.reduces or any(shuffles(x, a.writes | b.writes) for x in (a, b)):
         return None
-    if any(x.reads.get(v, False) for x, y in ((a, b), (b, a)) for v in y.makes):
+    if shuffles(a, b.makes) or shuffles(b, a.makes):
         return None
     return domain.meet(a.space, b.space)
 
@@ -351,13 +351,18 @@ def join_below(web: Web, a: Unit, gone: int) -> None:
 
 
 def join(web: Web, a: Unit, b: Unit, space: Space) -> Unit:
-    """Makes ``b`` part of ``a``."""
+    """Makes ``b`` part of ``a``; what the maker of a value reads is walked through in the order of the value's reader."""
+    a_reads, b_reads = (
+        {v: through(w, to) for v, w in x.reads.items()} if (to := onwards(x, y)) else x.reads
+        for x, y in ((a, b), (b, a))
+    )
+    a.reads, b.reads = a_reads, b_reads
     a.nodes = sorted({*a.nodes, *b.nodes}, key=web.order.__getitem__)
     a.makes += b.makes
     for v in b.makes:
         web.maker[v] = a.id
-    for v, shuffled in b.reads.items():
-        a.reads[v] = a.reads.get(v, False) or shuffled
+    for v, walks in b.reads.items():
+        a.reads[v] = a.reads.get(v, frozenset()) | walks
         web.readers[v].discard(b.id)
         web.readers[v].add(a.id)
     for p in b.preds:
@@ -459,7 +464,7 @@ def why_apart(web: Web, maker: Unit, reader: Unit, limit: int) -> str:
     if count > limit:
         return f"{count} nodes together, more than max_nodes={limit}"
     if joined_space(web, maker, reader) is None:
-        if any(reader.reads.get(v, False) for v in maker.makes):
+        if shuffles(reader, maker.makes):
             return f"it is read in another order than {maker.space} writes it"
         if domain.meet(maker.space, reader.space) is None:  # type: ignore[arg-type]  # both are kernels
             return f"loops over {maker.space} and {reader.space} do not meet"
@@ -511,24 +516,25 @@ def copy_into(gm: GraphModule, web: Web, unit: Unit, home: Unit) -> None:
     for n in unit.nodes:
         with gm.graph.inserting_before(n.next):
             for arg in n.all_input_nodes:
-                if value_of(arg)[0] in clones:
+                if storage_of(arg) in clones:
                     _clone_chain(gm, arg, clones)
             clones[n] = gm.graph.node_copy(n, lambda x: clones.get(x, x))
         web.order[clones[n]] = web.order[n]
     made = [clones[n] for n in unit.nodes]
     for reader in compute:
         for arg in reader.all_input_nodes:
-            if value_of(arg)[0] in clones:
+            if storage_of(arg) in clones:
                 with gm.graph.inserting_before(reader):
                     reader.replace_input_with(arg, _clone_chain(gm, arg, clones))
+    to = onwards(unit, home)
     for v in unit.makes:
         if home.reads.pop(v, None) is not None:
             web.readers[v].discard(home.id)
     web.units[unit.id].succs.discard(home.id)
     home.preds.discard(unit.id)
     home.nodes = sorted([*made, *home.nodes], key=web.order.__getitem__)
-    for v, shuffled in unit.reads.items():
-        read(web, home, v, shuffled)
+    for v, walks in unit.reads.items():
+        read(web, home, v, through(walks, to))
     home.makes += [clones[v] for v in unit.makes]
     for v in unit.makes:
         web.maker[clones[v]] = home.id

@@ -176,6 +176,19 @@ def is_split(node: Node) -> bool:
     return node.op == "call_function" and name_of(node) in _MULTI_VIEW
 
 
+def axes(node: Node, rank: int) -> list[int]:
+    """The axes of the operand, of so many, in the order in which a t, transpose or permute gives them."""
+    if name_of(node) == "t.default":
+        return list(reversed(range(rank)))
+    if name_of(node) == "permute.default":
+        return [int(d) % rank for d in node.args[1]]  # type: ignore[union-attr,arg-type]
+    order = list(range(rank))
+    if rank:
+        a, b = (int(d) % rank for d in node.args[1:3])  # type: ignore[arg-type]
+        order[a], order[b] = b, a
+    return order
+
+
 def mutated(node: Node) -> list[Node]:
     """Operands that the call writes to."""
     schema = getattr(node.target, "_schema", None)

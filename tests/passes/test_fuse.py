@@ -131,3 +131,18 @@ def test_unknown_option_suggests() -> None:
         manager.parse("fuse{max_node=3}", {"fuse": Fuse})
     with pytest.raises(BadOption, match="whole number"):
         manager.parse("fuse{max_nodes=many}", {"fuse": Fuse})
+
+
+def test_an_input_read_in_two_orders_is_no_reason_to_join() -> None:
+    """Two results of the same inputs, one of which reads them transposed: two kernels, each with one loop order."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * y.t().sigmoid(), (x.t() * y).contiguous()
+
+    def g(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * y.t().sigmoid(), (x.t() * y).t().exp()  # transposed twice: one order
+
+    for made, count in ((f, 2), (g, 1)):
+        gm = trace(made, torch.ones(64, 96), torch.ones(96, 64))
+        manager.PassPipeline((Fuse(),)).run(gm, target.find("cpu"))
+        assert len(set(groups(gm).values()) - {None}) == count
