@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,10 +141,12 @@ def plan(
     budget: int,
     target: Target,
     tier: Tier,
+    stay: Collection[str] = (),
 ) -> tuple[Away, ...] | None:
     """What to move so that a fused, split step stays within ``budget`` bytes; None if no choice does.
 
     ``saved``: input of the backward -> place among the forward's results, of which the first ``results`` are returned.
+    ``stay``: names of those that are not to be moved.
     """
     first, second = steps(forward), steps(backward)
     profile = liveness.profile_step(forward, backward, saved)
@@ -153,7 +155,7 @@ def plan(
     found = offload.choose(
         line,
         len(first),
-        items(forward, first, second, saved, results, profile.peak, target.kind),
+        [i for i in items(forward, first, second, saved, results, profile.peak, target.kind) if i.name not in stay],
         budget,
         tier.bandwidth(target),
     )

@@ -302,9 +302,12 @@ class Search:
         assert self.tier is not None
         forward, backward, saved, names = self.build(base.schedule, (), base.short)
         known = {new: old for old, new in names.items()}
+        scales = saved.keys() - known.keys() - {n.name for n in self.found.values}
         aim = budget
         for _ in range(AIMS):
-            away = memory_offload.plan(forward, backward, saved, self.found.results, aim, self.target, self.tier)
+            away = memory_offload.plan(
+                forward, backward, saved, self.found.results, aim, self.target, self.tier, scales
+            )
             if away is None:
                 return None
             program = self.run_away(base, tuple(replace(a, name=known.get(a.name, a.name)) for a in away))

@@ -119,7 +119,7 @@ def test_what_may_not_be_asked_for() -> None:
     with pytest.raises(Exception, match=r"compress.*'bf16', 'fp8', 'e4m3', 'e5m2', or None"):
         call(*inputs)
     call, _ = compiled(model, compress="bf16")
-    with pytest.raises(Exception, match="compress.*no memory_budget"):
+    with pytest.raises(Exception, match=r"compress.*no memory_budget"):
         call(*inputs)
 
 
