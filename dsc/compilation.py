@@ -16,6 +16,7 @@ from dsc.runtime.state import State
 
 if TYPE_CHECKING:
     from dsc.codegen.lower import Bound
+    from dsc.runtime.graphs import Replayer
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Compilation:
     """Group -> its kernel and the nodes behind the kernel's buffers."""
     state: State = field(default_factory=State)
     """What lives between steps: the tensors that the program reads and writes by name."""
+    replayer: Replayer | None = None
+    """How its launches are recorded and replayed, where they are: counts, and remarks of calls that ran plainly."""
 
     @cached_property
     def text(self) -> str:

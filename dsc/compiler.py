@@ -20,7 +20,8 @@ from dsc.notes import notes
 from dsc.options import Options
 from dsc.partition import partition
 from dsc.program import Program
-from dsc.runtime import run
+from dsc.runtime import graphs, run
+from dsc.runtime.graphs import Recorder
 from dsc.runtime.pool import Pool
 from dsc.runtime.state import State
 from dsc.target import Target
@@ -49,6 +50,10 @@ class Compiler:
     """Kinds of the graphs for which something failed, or was missing."""
     state: State = field(default_factory=State)
     """What lives between steps."""
+    recorded: Pool = field(default_factory=Pool)
+    """Temporaries of programs that are recorded."""
+    recorder: Callable[[torch.device], Recorder] | None = None
+    """What records programs for a device, where not CUDA graphs do."""
 
     def pipeline(self, stage: str) -> PassPipeline:
         passes = self.joint if stage == "joint" else self.graph
@@ -110,7 +115,9 @@ def split(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[Gra
     complete(backward)
     keeps = {notes(n).keep for n in forward.graph.nodes}
     if keeps & {"compress", "offload"}:
-        importlib.import_module("dsc.passes.memory_compress").install_noted(forward, backward, kwargs["num_fwd_outputs"])
+        importlib.import_module("dsc.passes.memory_compress").install_noted(
+            forward, backward, kwargs["num_fwd_outputs"]
+        )
     if "offload" in keeps:
         move_saved(forward, backward, kwargs["num_fwd_outputs"])
     return forward, backward
@@ -169,13 +176,30 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
         except Exception:
             kept.recompile()
             return make_boxed_func(kept.forward), None
+    if isinstance(call, graphs.Replayer):
+        record = replace(record, replayer=call)
     tell(record, compiler)
     return call, None if compiler.left_to_aten else record.program
 
 
 def loaded(program: Program, kind: str, compiler: Compiler) -> Compiled:
-    """The program as a function, its kernels built."""
-    return run.load(program, kernels.launches(program, compiler.options), compiler.pool, kind, compiler.state)
+    """The program as a function, its kernels built; one that records and replays its launches, where that is wanted."""
+    launches = kernels.launches(program, compiler.options)
+    call = run.load(program, launches, compiler.pool, kind, compiler.state)
+    if program.unrecordable != ():
+        return call
+    again = run.load(program, launches, compiler.recorded, f"{kind}, recorded", compiler.state)
+    return graphs.Replayer(
+        call, again, recorder_of(program.device, compiler), frozenset(program.written), compiler.recorded.blocks
+    )
+
+
+def recorder_of(device: torch.device, compiler: Compiler) -> Recorder:
+    if compiler.recorder is not None:
+        return compiler.recorder(device)
+    from dsc.runtime.graphs_cuda import CudaRecorder
+
+    return CudaRecorder(device)
 
 
 def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> Compilation:
@@ -209,6 +233,12 @@ def linked(
     start = time.perf_counter() if start is None else start
     program, bound, skipped = link.link(gm, compiler.options, kind)
     reports = (*reports, ("link", Report(True, (*remarks, *skipped))))
+    if program.unrecordable is not None:
+        why = tuple(Remark("", "skipped", reason) for reason in program.unrecordable)
+        reports = (
+            *reports,
+            ("cuda_graphs", Report(False, why or (Remark("", "did", "its launches can be replayed"),))),
+        )
     return Compilation(kind, program, reports, gm, time.perf_counter() - start, bound, compiler.state)
 
 

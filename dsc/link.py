@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from dsc import bind, domain, kernels, ops
+from dsc import bind, domain, kernels, ops, recordable
 from dsc.codegen.kernel import Call
 from dsc.codegen.lower import Bound, Unlowerable
 from dsc.manager import Remark
@@ -414,8 +414,11 @@ class Writer:
         code = kernels.source(emitter, launched, tuple(self.sequences), on_gpu=self.device.type == "cuda")
         return Program(
             source, self.externals, tuple(self.slots), tuple(symbols), launched, tuple(self.sequences), emitter,
-            self.device, code, self.numbers(),
+            self.device, code, self.numbers(), {}, recordable.written(self.gm), self.unrecordable(options),
         )  # fmt: skip
+
+    def unrecordable(self, options: Options) -> tuple[str, ...] | None:
+        return recordable.refusals(self.gm, self.device.type) if options.cuda_graphs else None
 
     def numbers(self) -> dict[str, float]:
         return {

@@ -56,6 +56,12 @@ class Options:
     Without it kernels have their default schedules, the same on every machine: no run depends on what was measured.
     """
 
+    cuda_graphs: bool = False
+    """On a GPU: record the launches of every program after the first calls, and replay them (``dsc.runtime.graphs``).
+
+    Off unless asked for, as long as no GPU has run it.
+    """
+
     on_compile: Callable[[object], None] | None = None
     """Called once for every compiled graph, with its report."""
 
@@ -143,10 +149,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "DSC_PASSES": "passes",
     "DSC_TRACE": "trace",
     "DSC_TUNE": "tune",
+    "DSC_CUDA_GRAPHS": "cuda_graphs",
     "DSC_MEMORY_BUDGET": "memory_budget",
     "DSC_OFFLOAD": "offload",
 }
-SWITCHES = ("verify", "cache", "tune")
+SWITCHES = ("verify", "cache", "tune", "cuda_graphs")
 SWITCH: Mapping[str, bool] = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 KEYS = tuple(f.name for f in fields(Options) if f.name != "mode")
 

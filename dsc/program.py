@@ -51,3 +51,7 @@ class Program:
     """kernels (launched), distinct_kernels, aten_calls, bytes (moved by all of them)."""
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     """Launched kernel -> its schedule, where that is not the default one."""
+    written: tuple[int, ...] = ()
+    """Inputs that the call writes to."""
+    unrecordable: tuple[str, ...] | None = None
+    """Why its launches cannot be recorded and replayed; empty: they can; None: nobody asked."""

@@ -84,6 +84,11 @@ def raw_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
+def storage_uses(storage: int) -> int:
+    """How many tensors, and handles of Python, use the storage at that address (``UntypedStorage._cdata``)."""
+    return int(torch._C._storage_Use_Count(storage))
+
+
 def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> GraphModule:
     """A module of the graph whose code is generated only if it is called."""
     try:

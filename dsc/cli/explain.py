@@ -108,6 +108,13 @@ def print_summary(session: Session, every: Sequence[Launch], count: int, out: Co
         section("What moves most", launch_table(by_bytes, whole, wide), out)
     print_saved(session, count, wide, out)
     print_fallbacks(session, every, count, whole, out)
+    for graph, reasons in summary.unrecordable(session):
+        words = (
+            f"cannot be replayed as a CUDA graph: {'; '.join(reasons)}"
+            if reasons
+            else "can be replayed as a CUDA graph"
+        )
+        out.print(Text(f"The {graph} {words}."), soft_wrap=True)
 
 
 def launch_table(rows: Sequence[Alike], whole: float, wide: bool) -> Table:
@@ -218,4 +225,5 @@ def summary_data(session: Session, every: Sequence[Launch]) -> dict[str, Any]:
         "saved": [place(asdict(s), s.origin.place) for s in summary.saved(session)],
         "aten": [asdict(f) for f in summary.fallbacks(session, every)],
         "refused": [{"group": g, "why": w} for g, w in summary.refused(session)],
+        "cuda_graphs": [{"graph": g, "refused": list(why)} for g, why in summary.unrecordable(session)],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dsc import liveness, ops, text
+from dsc import liveness, ops, recordable, text
 from dsc.debug import explain, launches, origin
 from dsc.debug.capture import Region, Session
 from dsc.debug.launches import Bound, Launch
@@ -160,4 +160,16 @@ def refused(session: Session) -> list[tuple[str, str]]:
         for name, report in p.reports
         if name == "link"
         for r in report.remarks
+    ]
+
+
+def unrecordable(session: Session) -> list[tuple[str, tuple[str, ...]]]:
+    """For a GPU: each program, and why its launches cannot be recorded and replayed (``dsc.recordable``)."""
+    if session.target.kind != "cuda":
+        return []
+    programs = [(i, made) for i, region in enumerate(session.regions) for made in region.programs]
+    several = len(session.regions) > 1
+    return [
+        (f"{made.kind} of graph {i}" if several else made.kind, recordable.refusals(made.gm, "cuda"))
+        for i, made in programs
     ]

@@ -55,6 +55,11 @@ class Pool:
         with self.lock:
             self.free.append(arena)
 
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        """The memory that is not in use now, for whoever must keep it."""
+        with self.lock:
+            return tuple(a.block for a in self.free)
+
 
 class Buffers:
     """The slots of one program, as tensors for given sizes."""

@@ -18,6 +18,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.packed dsc.tiers dsc.narrow",
     "dsc.live dsc.text dsc.cost dsc.packing dsc.domain dsc.gemm_tiles dsc.codegen.kernel dsc.codegen.schedule",
     "dsc.program dsc.steps dsc.products dsc.retarget",
+    "dsc.recordable",
     "dsc.verify dsc.liveness dsc.partition dsc.plan dsc.budget",
     "dsc.fragments",
     "dsc.manager",
