@@ -16,7 +16,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from dsc import domain, ops
+from dsc import domain, ops, products
 from dsc.codegen import indexing
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE, Axis, Buffer, Kernel, Let, Store
@@ -294,11 +294,12 @@ def lower(
     build = Builder(space, numerics)
     across = frozenset(n for n in group if domain.across(n, space))
     late = domain.follow(group, across)
+    rows = next((product((p.batch, p.m)) for p in map(products.of, group) if p is not None), None)
     low = Lowering(build, frozenset(group), rules, across)
     stores: list[tuple[Node, Extent, str]] = []
     for out in outputs:
         t = ops.tensor(out)
-        index = column_index(build, shape(t)) if out in late else output_index(build, shape(t))
+        index = column_index(build, shape(t)) if out in late else output_index(build, shape(t), rows)
         v = low.node(out)
         dtype = ops.SHORT[t.dtype]
         strides = tuple(domain.extent(s) for s in t.stride())
@@ -366,13 +367,28 @@ def drop_idle(k: Kernel) -> Kernel:
     return replace(k, axes=tuple(a for a in k.axes if not a.reduce or a.name in along))
 
 
-def output_index(build: Builder, s: tuple[Extent, ...]) -> Index:
-    """Index of an output, from the axes of the nest: an element each, or a row each."""
+def output_index(build: Builder, s: tuple[Extent, ...], rows: Extent | None = None) -> Index:
+    """Index of an output, from the axes of the nest: an element each, or a row each; of a product's ``rows``, too."""
     whole = runs_over(s, build.space)
+    if whole is None and rows is not None and (chosen := operand_axes(build, s, rows)):
+        return indexing.reshape(tuple(a for a, _ in chosen), [e for _, e in chosen], s, build.ranges)
     if whole is None:
         raise Unlowerable(f"output {list(map(str, s))} does not run over {build.space}")
     chosen = [(a, d.extent) for a, d in zip(build.symbols, build.space.dims) if whole or not d.reduce]
     return indexing.reshape(tuple(a for a, _ in chosen), [e for _, e in chosen], s, build.ranges)
+
+
+def operand_axes(build: Builder, s: tuple[Extent, ...], count: Extent) -> list[tuple[sympy.Symbol, Extent]]:
+    """Axes of what has an element for each of a product's ``count`` rows, or of its rows and terms."""
+    axes = list(zip(build.symbols, (d.extent for d in build.space.dims)))
+    summed = [(a, e) for a, e in axes if a in build.reduced]
+    rest = [(a, e) for a, e in axes if a not in build.reduced]
+    for i in range(1, len(rest)):
+        rows = rest[:i]
+        if same(product(e for _, e in rows), count):
+            chosen = (c for c in (rows, [*rows, *summed]) if same(product(s), product(e for _, e in c)))
+            return next(chosen, [])
+    return []
 
 
 def column_index(build: Builder, s: tuple[Extent, ...]) -> Index:

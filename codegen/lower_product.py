@@ -57,6 +57,11 @@ def check(kernel: Kernel) -> None:
         raise Unlowerable("a product that is not one of rows by columns")
     if level[b.name] or any(x.op in ("collect", "check") for x in kernel.lets):
         raise Unlowerable("a product beside reductions of its columns, or beside checks")
+    names = {x.name for x in kernel.axes}
+    for x in kernel.stores:  # what is kept of an operand has an element for each of its rows and terms
+        along = {str(e) for e in x.index.free_symbols} & names
+        if along & summed and along != a.axes:
+            raise Unlowerable("something that is neither in the rows nor in the result of a product")
     if any(x.op == "reduce" and (level[x.name] > level[v.name] or x.axes - a.axes) for x in kernel.lets):
         raise Unlowerable("a product and reductions that are not of its rows")
 

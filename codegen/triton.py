@@ -269,9 +269,10 @@ class Emitter:
             self.w(f"tl.store({self.values.fail} + {v.name} * 0, 1, mask={' & '.join([*masks, f'~{ok}'])})")
         self.w(f"{v.name} = tl.where({ok}, {v.name}, 0)")
 
-    def write(self, stores: Iterable[Store]) -> None:
+    def write(self, stores: Iterable[Store], only: str = "") -> None:
+        """``only``: a condition of a whole program."""
         for s in stores:
-            masks = self.values.masks(self.values.along(s.index))
+            masks = [*self.values.masks(self.values.along(s.index)), *([only] if only else [])]
             mask = f", mask={' & '.join(masks)}" if masks else ""
             value = self.values.arg(s.value)
             dtype = self.n.kernel.buffer(s.buffer).dtype

@@ -15,13 +15,13 @@ needs (the moments of a norm) are loops of their own before the main one, as in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import sympy
 
-from dsc.codegen.kernel import Let, product, stages
+from dsc.codegen.kernel import Let, Store, product, stages
 from dsc.codegen.triton_index import text
 from dsc.codegen.triton_nest import extent
 from dsc.codegen.triton_value import TYPES, Values, grouped
@@ -38,16 +38,21 @@ def body(c: Emitter) -> None:
     n, dot = c.n, product(c.n.kernel)
     assert dot is not None
     a, b = _sides(c)
-    place(c)
+    column = place(c)
     done: set[str] = set()
     rows(a, dot.args[0], done)
     before(b, dot.args[1], done)
-    loop(a, b, c, dot, done)
+    summed = {x.name for x in n.summed}
+    kept = [s for s in n.kernel.stores if summed & {str(x) for x in sympy.sympify(s.index).free_symbols}]
+    first = f"({column} == 0)"
+    loop(a, b, c, dot, done, kept, first)
     done.add(dot.name)
-    wanted = c.needed(c.named(n.kernel.stores), stop_at=done)
-    c.compute(v for v in c.live() if v.name in wanted)
+    ends = [s for s in n.kernel.stores if s not in kept]
+    wanted = c.needed(c.named(ends), stop_at=done)
+    c.compute(v for v in n.kernel.lets if v.name in wanted)
     c.barrier()
-    c.write(n.kernel.stores)
+    for s in ends:
+        c.write([s], "" if "r" in c.values.along(s.index) else first)
 
 
 def _sides(c: Emitter) -> tuple[Emitter, Emitter]:
@@ -72,8 +77,8 @@ def _sides(c: Emitter) -> tuple[Emitter, Emitter]:
     return made[0], made[1]
 
 
-def place(c: Emitter) -> None:
-    """The tile of a program, and its point of the batch."""
+def place(c: Emitter) -> str:
+    """The tile of a program, and its point of the batch; the name of its column of tiles."""
     n, v, program = c.n, c.values, c.start()
     down, across = (grouped(text((e + t - 1) // t)) if e.is_number else f"({text(e)} + {name} - 1) // {name}"
                     for e, t, name in ((n.xn, c.schedule.XB, "XB"), (n.rn, c.schedule.RB, "RB")))  # fmt: skip
@@ -91,6 +96,7 @@ def place(c: Emitter) -> None:
     c.decode("x")
     c.w(f"{v.r} = {column} * RB + {v.arange('r')}")
     c.decode("r")
+    return column
 
 
 def rows(a: Emitter, wanted: str, done: set[str]) -> None:
@@ -115,8 +121,8 @@ def before(b: Emitter, wanted: str, done: set[str]) -> None:
     done.update(v.name for v in own if v.op != "const")
 
 
-def loop(a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str]) -> None:
-    """The sum of products, as ``dot``."""
+def loop(a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Sequence[Store], first: str) -> None:
+    """The sum of products, as ``dot``.  What is ``kept`` of the rows is stored by the ``first`` of their tiles."""
     start = a.values.r0
     c.w(f"{dot.name} = tl.full([XB, RB], 0.0, tl.float32)")
     c.w(f"for {start} in range(0, {text(extent(c.n.summed))}, KB):")
@@ -125,10 +131,12 @@ def loop(a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str]) -> None:
         e.depth = c.depth + 1
         e.w(f"{e.values.r if side == 'r' else e.values.x} = {start} + {e.values.arange(side)}")
         e.decode(side)
-        needed = e.needed([name], stop_at=done)
+        mine = kept if e is a else []
+        needed = e.needed([name, *e.named(mine)], stop_at=done)
         inside = [v for v in e.n.kernel.lets if v.name in needed - done]
-        raw = _read_as_it_lies(e, inside, name, str(dot.attr))
+        raw = _read_as_it_lies(e, inside, name, str(dot.attr)) if not mine else None
         e.compute(v for v in inside if v is not raw)
+        e.write(mine, first)
         operands.append(_operand(e, name, str(dot.attr), raw))
     precision = f', input_precision="{PRECISION[str(dot.attr)]}"' if dot.attr in PRECISION else ""
     a.w(f"{dot.name} = tl.dot({operands[0]}, {operands[1]}, {dot.name}{precision})")

@@ -183,7 +183,8 @@ def product_schedule(n: Nest) -> Schedule:
     dot = product(n.kernel)
     assert dot is not None
     batch, rows, columns = (int(e) if e.is_number else None for e in (extent(n.batch), n.xn, n.rn))
-    return with_tile(gemm_tiles.best(batch, rows, columns, str(dot.attr)))
+    computed = next(v.op != "load" for v in n.kernel.lets if v.name == dot.args[0])
+    return with_tile(gemm_tiles.best(batch, rows, columns, str(dot.attr), computed))
 
 
 def with_tile(t: gemm_tiles.Tile) -> Schedule:

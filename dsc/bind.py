@@ -61,6 +61,14 @@ def space(step: Step) -> Space:
     return met
 
 
+def only_triton(kernel: Kernel) -> str | None:
+    """What of a kernel the C++ emitter does not do."""
+    found = {v.op for v in kernel.lets}
+    if "dot" in found:
+        return "multiply matrices"
+    return "sum over rows and columns at once" if "collect" in found else None
+
+
 def results(step: Step) -> list[Node]:
     """Tensors of the group that something outside of it reads, perhaps through views; writes into inputs."""
     inside = set(step.nodes)

@@ -48,6 +48,13 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
     "f32": (Tile(64, 64, 16, 4, 2), Tile(64, 32, 16, 4, 2)),
 }
 """Format of the operands -> candidates.  fp32 has no matrix unit: its sums lie in the registers of the threads."""
+WIDE: Mapping[str, tuple[Tile, ...]] = {
+    "bf16": (Tile(64, 256, 64, 8, 3), *_tiles(64)[:1]),
+    "f16": (Tile(64, 256, 64, 8, 3), *_tiles(64)[:1]),
+    "tf32": (Tile(64, 256, 32, 8, 3), *_tiles(32)[:1]),
+    "f32": (Tile(64, 64, 16, 4, 2),),
+}
+"""The same where a tile computes its rows first: few columns of tiles compute them again.  Widest first."""
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "f16": 2, "tf32": 4, "f32": 4}
 
 
@@ -59,13 +66,21 @@ def share(t: Tile, batch: int, m: int, n: int, sms: int = SMS) -> float:
     return full * min(1.0, math.sqrt(t.m * t.n / (t.m + t.n) / 64))
 
 
-def ranked(batch: int | None, m: int | None, n: int | None, form: str, limit: int | None = None) -> Iterator[Tile]:
-    """Candidates whose operands fit ``limit`` bytes of shared memory, best first; None is a size not known: many."""
+def ranked(
+    batch: int | None, m: int | None, n: int | None, form: str, rows: bool = False, limit: int | None = None
+) -> Iterator[Tile]:
+    """Candidates whose operands fit ``limit`` bytes of shared memory, best first; None is a size not known: many.
+
+    With ``rows`` a tile computes its rows: the widest that the columns fill is best.
+    """
     many = 1 << 14
     sizes = (batch or 1, m or many, n or many)
-    fit = [t for t in TILES[form] if limit is None or t.shared(ITEMSIZE[form]) <= limit]
-    yield from sorted(fit, key=lambda t: -share(t, *sizes))
+    fit = [t for t in (WIDE if rows else TILES)[form] if limit is None or t.shared(ITEMSIZE[form]) <= limit]
+    if rows:
+        yield from sorted(fit, key=lambda t: (t.n > sizes[2], -t.n))
+    else:
+        yield from sorted(fit, key=lambda t: -share(t, *sizes))
 
 
-def best(batch: int | None, m: int | None, n: int | None, form: str) -> Tile:
-    return next(ranked(batch, m, n, form))
+def best(batch: int | None, m: int | None, n: int | None, form: str, rows: bool = False) -> Tile:
+    return next(ranked(batch, m, n, form, rows))

@@ -6,18 +6,18 @@ import keyword
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from dsc import bind, domain, kernels, ops, recordable
+from dsc import bind, domain, kernels, ops, products, recordable
 from dsc.codegen.kernel import Call
 from dsc.codegen.lower import Bound, Unlowerable
 from dsc.manager import Remark
-from dsc.notes import notes
+from dsc.notes import notes, set_notes
 from dsc.options import Options
 from dsc.program import Program, Slot
 from dsc.runtime.state import Entry, is_attribute
@@ -46,19 +46,43 @@ def link(
 
 
 def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, Bound], list[Remark]]:
-    """Group -> its kernel; groups that no kernel computes get a remark named after them."""
+    """Group -> its kernel; groups that no kernel computes get a remark named after them.
+
+    A product of matrices that does not fit its group goes back to ATen, with a remark named after it.
+    """
     binder, bound, remarks = bind.Binder(options.numerics, prefix), {}, []
     for step in steps(gm):
         if step.group is None:
             continue
-        try:
-            made = binder.bind(step)
-            if any(v.op == "collect" for v in made.kernel.lets) and _emitter(made, options) == "cpp":
-                raise Unlowerable("only Triton kernels sum over rows and columns at once")
-            bound[step.group] = made
-        except Unlowerable as why:
-            remarks.append(Remark(step.group, "skipped", bind.refused(step, why)))
+        made = _bound(binder, step, options)
+        if isinstance(made, Unlowerable) and (step_ := without_products(step)) is not None:
+            remarks += [
+                Remark(n.name, "skipped", f"ATen multiplies: {made}") for n in step.nodes if n not in step_.nodes
+            ]
+            step, made = step_, _bound(binder, step_, options)
+        if isinstance(made, Unlowerable):
+            remarks.append(Remark(str(step.group), "skipped", bind.refused(step, made)))
+        else:
+            bound[str(step.group)] = made
     return bound, remarks
+
+
+def _bound(binder: bind.Binder, step: Step, options: Options) -> Bound | Unlowerable:
+    try:
+        made = binder.bind(step)
+    except Unlowerable as why:
+        return why
+    only = bind.only_triton(made.kernel) if _emitter(made, options) == "cpp" else None
+    return made if only is None else Unlowerable(f"only Triton kernels {only}")
+
+
+def without_products(step: Step) -> Step | None:
+    """The group without its products, which are taken out of it; None if it has none."""
+    rest = tuple(n for n in step.nodes if products.of(n) is None)
+    for n in step.nodes:
+        if n not in rest:
+            set_notes(n, replace(notes(n), group=None))
+    return Step(rest, step.group) if len(rest) < len(step.nodes) else None
 
 
 def _emitter(bound: Bound, options: Options) -> str:

@@ -14,6 +14,7 @@ from dsc import domain, ops
 from dsc.domain import Space
 from dsc.manager import Pass, Remark, Report
 from dsc.notes import notes, set_notes
+from dsc.passes import epilogue
 from dsc.passes.walks import STRAIGHT, Walk, through, walk_of
 from dsc.steps import storage_of
 from dsc.target import Target
@@ -49,6 +50,8 @@ class Fuse(Pass):
         fit the registers of a program and are many: partial sums are kept there and added up by a second launch.
     11. A write into an input (``copy_``) joins the group that computes the value, which then stores it there, if the
         group reduces nothing and reads that input in no other order.
+    12. On CUDA a product of matrices takes what follows it into its kernel where that is modelled to be faster than the
+        library's product and a kernel (``gemm=false``: never; see ``dsc.passes.epilogue``).
     """
 
     name: ClassVar[str] = "fuse"
@@ -58,6 +61,8 @@ class Fuse(Pass):
     """Larger groups are not made, to bound compile time and registers."""
     columns: bool | None = None
     """Whether kernels that reduce rows may sum over all rows too; None: on CUDA."""
+    gemm: bool = True
+    """Whether products of matrices may be generated on CUDA."""
 
     def run(self, gm: GraphModule, target: Target) -> Report:
         web = build(gm)
@@ -70,7 +75,10 @@ class Fuse(Pass):
         duplicate(gm, web, self.max_nodes)
         remarks += mark(web)
         remarks += explain(web, parted)
-        return Report(bool(web.live()), tuple(remarks), (("kernels", float(len(web.live()))),))
+        if self.gemm and target.kind == "cuda":
+            remarks += epilogue.absorb(gm, target, self.max_nodes)
+        kernels = {group for n in gm.graph.nodes if (group := notes(n).group) is not None}
+        return Report(bool(web.live()), tuple(remarks), (("kernels", float(len(kernels))),))
 
 
 @dataclass

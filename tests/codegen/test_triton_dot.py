@@ -121,6 +121,18 @@ def test_rows_are_normalised_where_they_are_read() -> None:
         assert emit(made.kernel).count("for ") == 3  # mean, variance, product
 
 
+def test_normalised_rows_are_stored_once() -> None:
+    """By the first tile of the rows, with their moments, in fp32 and fp16; also where the matrix is square."""
+
+    def f(x: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y, mean, rstd = torch.ops.aten.native_layer_norm(x, [x.shape[-1]], g, None, 1e-5)
+        return y, mean, rstd, torch.mm(y, w.t()).relu()
+
+    for n, dtype, close in ((150, torch.float32, 2e-5), (150, torch.float16, 5e-3), (80, torch.float32, 2e-5)):
+        x, g, w = (drawn(*s, dtype=dtype) for s in ((70, 80), (80,), (n, 80)))
+        check(f, x, g, w / 8, close=close)
+
+
 def test_what_varies_with_the_contraction_alone() -> None:
     """Scales of the contraction: one side of an operand is broadcast, the ends of the tile are zero."""
 
