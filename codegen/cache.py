@@ -1,7 +1,8 @@
 """The folder of compiled kernels and graphs: what lies in it, and how it stays small.
 
-An entry is a library and its source, ``KEY.so`` and ``KEY.cpp``, a compiled graph, ``KEY.graph``, or the schedules that
-were measured for a kernel, ``KEY.choice``; other files of the folder are not touched.  Files appear by rename, whole or not at all.  What is used is marked by its time of change, so
+An entry is a library and its source, ``KEY.so`` and ``KEY.cpp``, a compiled graph, ``KEY.graph``, the schedules that were
+measured for a kernel, ``KEY.choice``, or a model for ``dsc.load``, ``KEY.artifact``; other files of the folder are not
+touched.  Files appear by rename, whole or not at all.  What is used is marked by its time of change, so
 the oldest times are those of what was not used for longest.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEFTOVER = re.compile(r"\.build-|\.[0-9a-f]{32}\.\w+\.\d+-\d+$|[0-9a-f]{32}\.lock$")
-NAME = re.compile(r"(?P<key>[0-9a-f]{32})\.(so|cpp|graph|choice)")
+NAME = re.compile(r"(?P<key>[0-9a-f]{32})\.(so|cpp|graph|choice|artifact)")
 LIMIT = 2 << 30
 """Bytes of libraries and sources above which a new library drives out old ones."""
 DIGEST = 32
@@ -41,12 +42,14 @@ class Entry:
     """When it was loaded last, in seconds since 1970."""
 
     @property
-    def is_graph(self) -> bool:
-        return self.files[0].suffix == ".graph"
+    def kind(self) -> str:
+        """library, graph, choice or artifact."""
+        suffix = self.files[0].suffix.removeprefix(".")
+        return "library" if suffix in ("so", "cpp") else suffix
 
     @property
-    def is_choice(self) -> bool:
-        return self.files[0].suffix == ".choice"
+    def is_graph(self) -> bool:
+        return self.kind == "graph"
 
 
 def entries(folder: Path) -> list[Entry]:

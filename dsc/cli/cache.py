@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,19 +82,12 @@ def cache(
     else:
         entries = folder_of_kernels.entries(folder)
         total, crashes = sum(e.bytes for e in entries), len(crash.saved(folder / crash.CRASHES))
-        graphs, top = sum(e.is_graph for e in entries), folder_of_kernels.LIMIT
-        choices = sum(e.is_choice for e in entries)
-        libraries = len(entries) - graphs - choices
-        done |= {
-            "libraries": libraries,
-            "graphs": graphs,
-            "schedules": choices,
-            "bytes": total,
-            "limit": top,
-            "crashes": crashes,
-        }
+        counts, top = Counter(e.kind for e in entries), folder_of_kernels.LIMIT
+        done |= {"libraries": counts["library"], "graphs": counts["graph"], "schedules": counts["choice"]}
+        done |= {"models": counts["artifact"], "bytes": total, "limit": top, "crashes": crashes}
         sentence = (
-            f"Kernel libraries: {libraries}, graphs: {graphs}, measured schedules: {choices}, {nbytes(total)} of at most {nbytes(top)}; "
+            f"Kernel libraries: {counts['library']}, graphs: {counts['graph']}, measured schedules: {counts['choice']}, "
+            f"compiled models: {counts['artifact']}, {nbytes(total)} of at most {nbytes(top)}; "
             f"crashes: {crashes}; in {folder}"
         )
     if as_json:

@@ -41,9 +41,7 @@ def compile_model(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from dsc.cli import source
-    from dsc.debug.capture import capture
-    from dsc.debug.kernels import listed
-    from dsc.debug.saving import save
+    from dsc.debug.kept import compile_into
     from dsc.debug.shapes import only as on_shapes
 
     start = time.perf_counter()
@@ -51,12 +49,19 @@ def compile_model(
         found = (
             large(model, dtype) if shapes and not inputs else source.in_dtype(source.find(model, inputs or ()), dtype)
         )
-        session = capture(found, target or "cpu", training=not inference)
-        count = len(listed(session)) if session.target.kind == "cuda" else 0
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors_console(), transient=True) as bar:
-            job = bar.add_task("compiling", total=count)
-            manifest = save(session, out, parallel, lambda: bar.advance(job), tune)
+            job = bar.add_task("compiling", total=None)
+            manifest, copied = compile_into(
+                out,
+                found,
+                target or "cpu",
+                training=not inference,
+                parallel=parallel,
+                tune=tune,
+                begins=lambda count: bar.update(job, total=count),
+                done=lambda: bar.advance(job),
+            )
     seconds = time.perf_counter() - start
     size = sum((out / name).stat().st_size for name in manifest.files)
     if as_json:
@@ -69,12 +74,14 @@ def compile_model(
                 "files": len(manifest.files) + 1,
                 "bytes": size,
                 "seconds": seconds,
+                "copied": copied,
             }
         )
         return
     kernels = [name for name in manifest.files if name.startswith("kernels/") and not name.endswith(".cubin")]
     console().print(
-        f"{manifest.model} for {manifest.target}: {len(kernels)} kernels in {seconds:.1f} s, {size / 1e6:.1f} MB in {out}.\n"
+        f"{manifest.model} for {manifest.target}: {len(kernels)} kernels in {seconds:.1f} s, {size / 1e6:.1f} MB in {out}"
+        f"{', as compiled before' if copied else ''}.\n"
         f"Run it there: dsc.load({str(out)!r}, model)(*inputs)",
         highlight=False,
         markup=False,

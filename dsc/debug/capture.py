@@ -93,11 +93,16 @@ class RegionRecorder(Watcher):
     """Fills one region.  Graphs are copied, since the passes go on to change them."""
 
     region: Region
+    keep_stages: bool = True
 
     def traced(self, stage: str, gm: GraphModule) -> None:
+        if not self.keep_stages:
+            return
         self.region.stages.append(Stage(stage, TRACED, compiler.copied(gm)))
 
     def after(self, stage: str, p: Pass, gm: GraphModule, report: Report, seconds: float) -> None:
+        if not self.keep_stages:
+            return
         self.region.stages.append(Stage(stage, p.name, compiler.copied(gm), p, report, seconds))
 
     def compiled(self, compilation: Compilation) -> None:
@@ -112,10 +117,11 @@ class Recorder(Watcher):
     """Collects the regions of all compilations that it hears of."""
 
     regions: list[Region] = field(default_factory=list)
+    keep_stages: bool = True
 
     def captured(self, gm: GraphModule, inputs: Sequence[object]) -> Watcher:
         self.regions.append(Region(gm, tuple(inputs)))
-        return RegionRecorder(self.regions[-1])
+        return RegionRecorder(self.regions[-1], self.keep_stages)
 
 
 def capture(
@@ -127,11 +133,13 @@ def capture(
     watchers: Sequence[Watcher] = (),
     keep_values: bool = False,
     on_host: bool = False,
+    keep_stages: bool = True,
 ) -> Session:
     """Trace ``model`` and take its graphs through every pass for ``target``.
 
     ``keep_values`` keeps what the graphs are called with.  ``on_host`` leaves them on the device of the model's own
     tensors, so that they run here: the passes decide as for ``target``, the operators and kernels are the host's.
+    Without ``keep_stages`` the regions have programs, but not the graphs on the way to them.
 
     Raises:
         ModelFailed: the model itself raises on these inputs.
@@ -140,7 +148,7 @@ def capture(
     """
     found = targets.find(target) if isinstance(target, str) else target
     options = replace(options or Options(), target=found.name)
-    recorder = Recorder()
+    recorder = Recorder(keep_stages=keep_stages)
     heard = (recorder, *watchers, *watch.active())
     start = time.perf_counter()
 

@@ -18,6 +18,7 @@ from dsc.compilation import Compilation
 from dsc.debug.candidates import choices_of, retuned, scheduled
 from dsc.debug.capture import Region, Session, untouched
 from dsc.debug.kernels import Listed, facts_of, listed
+from dsc.debug.source import Model
 
 if TYPE_CHECKING:
     from dsc.codegen.cubin import KernelFacts
@@ -28,10 +29,24 @@ if TYPE_CHECKING:
 def save(
     session: Session, folder: Path, parallel: int = 2, done: Callable[[], None] = lambda: None, tune: bool = False
 ) -> Manifest:
-    """Write the programs of ``session`` and compile their kernels.  ``done`` is called after each kernel.
+    """Write the programs of ``session`` and its compiled kernels; see ``files_of``."""
+    manifest, files = files_of(session, parallel, done=done, tune=tune)
+    write(folder, files)
+    return manifest
 
-    With ``tune`` kernels have the schedules that are modelled to be best, else the default ones, but where those
-    came out badly (``dsc.codegen.alternatives.troubled``).
+
+def files_of(
+    session: Session,
+    parallel: int = 2,
+    begins: Callable[[int], None] = lambda _: None,
+    done: Callable[[], None] = lambda: None,
+    tune: bool = False,
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest, and all files of the folder, the manifest among them.
+
+    ``begins`` is called with the number of kernels to compile, ``done`` after each.  With ``tune`` kernels have the
+    schedules that are modelled to be best, else the default ones, but where those came out badly
+    (``dsc.codegen.alternatives.troubled``).
 
     Raises:
         Unsaveable: a model that needs more than one graph, sizes that change, or what a process cannot hand on.
@@ -44,6 +59,7 @@ def save(
         raise unsaveable(session, "its graphs give more than its results (inputs that change, or share memory)")
     files = {name: data for made in programs.values() for name, data in program_files(session, made).items()}
     defaults, on_gpu = listed(session), session.target.kind == "cuda"
+    begins(len(defaults) if on_gpu else 0)
     with tempfile.TemporaryDirectory(prefix="dsc-") as cache:
         facts: Facts = facts_of(defaults, capabilities(session), parallel, done, cache) if on_gpu else {}
         kernels = well_scheduled(session, defaults, facts, parallel, tune)
@@ -62,15 +78,14 @@ def save(
         target=session.target.name,
         capability=session.target.capability,
         training=training,
-        inputs=artifact.describe(tensors, names_of(session, region)),
+        inputs=artifact.describe(tensors, names_of(session.model, region.inputs)),
         results=count,
         differentiable=differentiable,
         single=single,
         files={name: artifact.digest(data) for name, data in files.items()},
         versions=artifact.versions(),
     )
-    write(folder, {**files, artifact.MANIFEST: manifest.text().encode()})
-    return manifest
+    return manifest, {**files, artifact.MANIFEST: manifest.text().encode()}
 
 
 def checked(session: Session) -> tuple[Region, Mapping[str, Compilation]]:
@@ -111,17 +126,17 @@ def outputs_of(made: Compilation) -> int:
     return len(results)
 
 
-def names_of(session: Session, region: Region) -> list[tuple[str, str]]:
+def names_of(model: Model, inputs: Sequence[object]) -> list[tuple[str, str]]:
     """Where each input of the graph comes from."""
-    module = session.model.module
+    module = model.module
     known: dict[int, tuple[str, str]] = {id(p): ("parameter", n) for n, p in module.named_parameters()}
     known |= {id(b): ("buffer", n) for n, b in module.named_buffers()}
-    given = [x for x in pytree.tree_leaves(session.model.args) if isinstance(x, Tensor)]
+    given = [x for x in pytree.tree_leaves(model.args) if isinstance(x, Tensor)]
     known |= {id(x): ("input", str(i)) for i, x in enumerate(given)}
-    missing = [x for x in region.inputs if id(x) not in known]
-    if missing:
-        raise unsaveable(session, "it reads tensors that are neither its parameters, its buffers, nor its inputs")
-    return [known[id(x)] for x in region.inputs]
+    if any(id(x) not in known for x in inputs):
+        why = "it reads tensors that are neither its parameters, its buffers, nor its inputs"
+        raise errors.Unsaveable(model.name, why)
+    return [known[id(x)] for x in inputs]
 
 
 def program_files(session: Session, made: Compilation) -> dict[str, bytes]:

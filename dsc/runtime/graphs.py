@@ -255,7 +255,9 @@ def described(value: object, given: Sequence[object], sources: dict[int, int]) -
     j = next((j for j, x in enumerate(given) if x is value), None)
     if j is not None:
         return Result(source=j)
-    return Result(source=i, view=(tuple(value.shape), value.stride(), value.storage_offset() - source.storage_offset()))
+    return Result(
+        source=i, view=(tuple(value.shape), value.stride(), int(value.storage_offset() - source.storage_offset()))
+    )
 
 
 def hand_out(r: Result, inputs: Sequence[object], given: dict[int, Tensor]) -> object:

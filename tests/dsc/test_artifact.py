@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import dsc
 from dsc import artifact, cli, portable
 from dsc.codegen.candidates import Code, choose
+from dsc.debug import kept
 from dsc.debug.candidates import retuned, scheduled
 from dsc.debug.capture import capture
 from dsc.debug.kernels import listed
@@ -230,3 +231,46 @@ def test_schedules_travel_with_the_program() -> None:
     assert program.schedules[k.name] == other
     assert made.program.schedules == {}
     assert retuned(made, kernels).program.code == made.program.code
+
+
+def test_an_unchanged_model_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSC_CACHE", "1")
+    monkeypatch.setenv("DSC_CACHE_DIR", str(tmp_path / "cache"))
+    counted: list[int] = []
+
+    def compiled(name: str, model: Model, target: str = "cpu", **rest: Any) -> tuple[artifact.Manifest, bool]:
+        return kept.compile_into(tmp_path / name, model, target, begins=counted.append, **rest)
+
+    def model(scale: float = 1.0) -> Model:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 4)
+        return Model("m", Scaled(layer, scale), (torch.ones(2, 4),))
+
+    first, copied = compiled("a", model())
+    assert not copied
+    again, copied = compiled("b", model())
+    assert copied
+    assert again == first
+    assert counted == [0]
+    files = lambda name: {p.relative_to(tmp_path / name): p.read_bytes() for p in (tmp_path / name).rglob("*.*")}  # noqa: E731
+    assert files("a") == files("b")
+    net = model().module
+    torch.testing.assert_close(dsc.load(tmp_path / "b", net)(torch.ones(2, 4)), net(torch.ones(2, 4)))
+    assert not compiled("c", model(2.0))[1], "another constant"
+    assert not compiled("d", model(), training=False)[1]
+    assert not compiled("e", replace(model(), args=(torch.ones(3, 4),)))[1], "another shape"
+    renamed = model()
+    renamed.module.other = renamed.module._modules.pop("layer")
+    renamed.module.forward = lambda x: renamed.module.other(x) * 1.0  # type: ignore[method-assign]
+    assert not compiled("f", renamed)[1], "other names"
+    monkeypatch.setenv("DSC_CACHE", "0")
+    assert not compiled("g", model())[1]
+
+
+class Scaled(nn.Module):
+    def __init__(self, layer: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale  # type: ignore[no-any-return]
