@@ -186,20 +186,25 @@ def loaded(program: Program, kind: str, compiler: Compiler) -> Compiled:
     """The program as a function, its kernels built; one that records and replays its launches, where that is wanted."""
     launches = kernels.launches(program, compiler.options)
     call = run.load(program, launches, compiler.pool, kind, compiler.state)
-    if program.unrecordable != ():
+    if program.unrecordable != () or not records(program, compiler):
         return call
     again = run.load(program, launches, compiler.recorded, f"{kind}, recorded", compiler.state)
     return graphs.Replayer(
-        call, again, recorder_of(program.device, compiler), frozenset(program.written), compiler.recorded.blocks
+        call, again, recorder_of(program, compiler), frozenset(program.written), compiler.recorded.blocks
     )
 
 
-def recorder_of(device: torch.device, compiler: Compiler) -> Recorder:
+def records(program: Program, compiler: Compiler) -> bool:
+    """Whether there is what could record the program."""
+    return compiler.recorder is not None or program.device.type == "cuda"
+
+
+def recorder_of(program: Program, compiler: Compiler) -> Recorder:
     if compiler.recorder is not None:
-        return compiler.recorder(device)
+        return compiler.recorder(program.device)
     from dsc.runtime.graphs_cuda import CudaRecorder
 
-    return CudaRecorder(device)
+    return CudaRecorder(program.device)
 
 
 def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> Compilation:
@@ -234,7 +239,10 @@ def linked(
     program, bound, skipped = link.link(gm, compiler.options, kind)
     reports = (*reports, ("link", Report(True, (*remarks, *skipped))))
     if program.unrecordable is not None:
-        why = tuple(Remark("", "skipped", reason) for reason in program.unrecordable)
+        reasons = program.unrecordable
+        if not records(program, compiler):
+            reasons = ("its tensors are on the CPU: only launches on a GPU are recorded",)
+        why = tuple(Remark("", "skipped", reason) for reason in reasons)
         reports = (
             *reports,
             ("cuda_graphs", Report(False, why or (Remark("", "did", "its launches can be replayed"),))),

@@ -136,7 +136,9 @@ class Writer:
         for n in self.read_by_kernels:
             for target in ops.mutated(n):  # a kernel writes into an input: that is where the result lies
                 self.names[n] = self.names[target]
-        self.device = next((ops.tensor(n).device for b in self.bound.values() for n in b.nodes), torch.device("cpu"))
+        tensors = [*(n for b in self.bound.values() for n in b.nodes), *self.placeholders]
+        devices = [n.meta["val"].device for n in tensors if isinstance(n.meta.get("val"), torch.Tensor)]
+        self.device = devices[0] if devices else torch.device("cpu")
 
     # --- what is needed where ------------------------------------------------------------------------------------------
 

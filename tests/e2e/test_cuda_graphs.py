@@ -174,3 +174,16 @@ def test_written_inputs_are_known() -> None:
 
     assert recordable.written(graph(f, X, torch.zeros(4, 4))) != ()
     assert recordable.written(graph(lambda x: x * 2, X)) == ()
+
+
+def test_on_a_cpu_the_option_changes_nothing() -> None:
+    torch.compiler.reset()
+    made = list[Compilation]()
+    options = {"cuda_graphs": True, "on_compile": made.append, "emit": "aten"}
+    net = Net().eval()
+    with torch.no_grad():
+        call = torch.compile(net.a, backend="dsc", options=options)
+        for _ in range(4):
+            torch.testing.assert_close(call(X.new_ones(2, 6)), net.a(X.new_ones(2, 6)))
+    assert [m.replayer for m in made] == [None]
+    assert "only launches on a GPU" in dict(made[0].reports)["cuda_graphs"].remarks[0].why
