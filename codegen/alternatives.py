@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import sympy
 
-from dsc.codegen import roofline
+from dsc.codegen import product_schedules, roofline
 from dsc.codegen.candidates import Choice, Code, choose, short_list
 from dsc.codegen.kernel import NBYTES, Kernel
 from dsc.codegen.roofline import Work
@@ -26,10 +26,13 @@ def alternatives(kernel: Kernel, default: Schedule) -> tuple[Schedule, ...]:
 
     1. A reduction that fits a tile also loops over half of it; one that loops takes longer and shorter steps.
     2. A kernel that walks rows (``programs``) keeps its programs and whole rows: other launches depend on them.
-    3. Products, and kernels whose sizes are not known yet, have the default alone.
+    3. Kernels whose sizes are not known yet have the default alone.
+    4. Products have tiles of their own (``dsc.codegen.product_schedules``).
     """
-    if default.KB or kernel.sizes:
+    if kernel.sizes:
         return (default,)
+    if default.KB:
+        return product_schedules.schedules(kernel, default)
     d, n = default, nest(kernel)
     twice, half = d.num_warps * 2, d.num_warps // 2
     moves = [
@@ -57,9 +60,13 @@ def modelled(
     kernel: Kernel, default: Schedule, target: Target, compiled: Mapping[Schedule, Code | str]
 ) -> Choice[Schedule]:
     """The choice among the ``alternatives``, compiled for ``target``."""
-    return choose(
-        kernel.name, target.name, default, compiled, lambda s, c: roofline.seconds(work(kernel, s, c), c, target)
-    )
+
+    def seconds(s: Schedule, c: Code) -> float:
+        if s.KB:
+            return product_schedules.seconds(kernel, s, c, target, sum(traffic(kernel).values()))
+        return roofline.seconds(work(kernel, s, c), c, target)
+
+    return choose(kernel.name, target.name, default, compiled, seconds)
 
 
 LOW = 0.25
@@ -68,7 +75,7 @@ LOW = 0.25
 
 def troubled(code: Code) -> bool:
     """Whether a default schedule came out so badly that others are worth their compilation unasked."""
-    return code.spilled > 0 or code.occupancy < LOW
+    return code.spilled > 0 or (code.occupancy < LOW and not code.tensor)  # a tile of a product is large on purpose
 
 
 def work(kernel: Kernel, schedule: Schedule, code: Code) -> Work:

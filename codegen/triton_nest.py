@@ -183,8 +183,13 @@ def product_schedule(n: Nest) -> Schedule:
     dot = product(n.kernel)
     assert dot is not None
     batch, rows, columns = (int(e) if e.is_number else None for e in (extent(n.batch), n.xn, n.rn))
-    computed = next(v.op != "load" for v in n.kernel.lets if v.name == dot.args[0])
-    return with_tile(gemm_tiles.best(batch, rows, columns, str(dot.attr), computed))
+    return with_tile(gemm_tiles.best(batch, rows, columns, str(dot.attr), rows_computed(n)))
+
+
+def rows_computed(n: Nest) -> bool:
+    """Whether a product's left operand is not simply loaded."""
+    dot = product(n.kernel)
+    return dot is not None and any(v.name == dot.args[0] and v.op != "load" for v in n.kernel.lets)
 
 
 def with_tile(t: gemm_tiles.Tile) -> Schedule:

@@ -71,13 +71,13 @@ def ranked(
 ) -> Iterator[Tile]:
     """Candidates whose operands fit ``limit`` bytes of shared memory, best first; None is a size not known: many.
 
-    With ``rows`` a tile computes its rows: the widest that the columns fill is best.
+    With ``rows`` a tile computes its rows: what makes the fewest columns of tiles is best.
     """
     many = 1 << 14
     sizes = (batch or 1, m or many, n or many)
     fit = [t for t in (WIDE if rows else TILES)[form] if limit is None or t.shared(ITEMSIZE[form]) <= limit]
     if rows:
-        yield from sorted(fit, key=lambda t: (t.n > sizes[2], -t.n))
+        yield from sorted(fit, key=lambda t: (-(-sizes[2] // t.n), t.n))
     else:
         yield from sorted(fit, key=lambda t: -share(t, *sizes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ pytest.importorskip("triton")
 
 from dsc import bind, domain, gemm_tiles, ops
 from dsc.codegen import cubin
+from dsc.codegen.alternatives import alternatives, modelled, troubled
+from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import Kernel, product
 from dsc.codegen.lower import Bound, Unlowerable
 from dsc.codegen.triton import default_schedule, emit
@@ -19,6 +22,7 @@ from dsc.codegen.triton_nest import with_tile
 from dsc.codegen.triton_run import interpreted, launch
 from dsc.precision import ops as precision_ops  # noqa: F401  # defines dsc::mm_tf32
 from dsc.steps import Step
+from dsc.target import find
 from kit_graphs import trace
 
 Tensor = torch.Tensor
@@ -192,3 +196,26 @@ def test_machine_code_of_a_norm_before_and_of_tf32(capability: int) -> None:
     tf32 = bound(lambda a, b: torch.relu(torch.ops.dsc.mm_tf32(a, b)), drawn(256, 256), drawn(256, 256)).kernel
     facts = cubin.inspect(tf32, None, capability)
     assert facts.spilled == 0 and facts.tensor
+
+
+def test_candidates_are_tiles_ranked_by_the_model() -> None:
+    """All tiles of the list are compiled, none is ruled out; one that fills the machine beats a large one that does not."""
+    a, b = matrices("nt", 1024, 768, 512, torch.bfloat16)
+    kernel = bound(lambda a, b: F.relu(a @ b), a, b).kernel
+    default = default_schedule(kernel)
+    tried = alternatives(kernel, default)
+    assert tried[0] == default and len(tried) == len(gemm_tiles.TILES["bf16"])
+    code = Code(96, 0, 65536, 8, 2, 0.25, 500, {}, {}, tensor=4)
+    choice = modelled(kernel, default, find("h100"), dict.fromkeys(tried, code))
+    assert choice.chosen == default and all("modelled" in c.lost for c in choice.candidates[1:])
+    assert not troubled(code) and troubled(replace(code, spilled=8))
+
+
+def test_the_best_tile_fills_the_machine() -> None:
+    assert gemm_tiles.best(1, 8192, 8192, "bf16") == gemm_tiles.TILES["bf16"][0]
+    assert gemm_tiles.best(1, 512, 512, "bf16").m == gemm_tiles.best(1, 512, 512, "bf16").n == 64
+    assert gemm_tiles.best(None, None, 8192, "bf16").m == 128
+    assert gemm_tiles.best(1, 1024, 1536, "bf16", rows=True).n == 256
+    assert gemm_tiles.best(1, 1024, 96, "bf16", rows=True).n == 128
+    small = [t for t in gemm_tiles.ranked(1, 8192, 8192, "bf16", limit=70_000)]
+    assert small and all(t.shared(2) <= 70_000 for t in small)

@@ -1,0 +1,46 @@
+"""The tiles that a product of matrices may have, and what a launch with each is modelled to take."""
+
+from __future__ import annotations
+
+from dsc import gemm_tiles
+from dsc.codegen.candidates import Code
+from dsc.codegen.kernel import NBYTES, Kernel, product
+from dsc.codegen.roofline import CACHE
+from dsc.codegen.schedule import Schedule
+from dsc.codegen.triton_nest import evaluate, extent, nest, rows_computed, with_tile
+from dsc.cost import BANDWIDTH_EFFICIENCY, EFFICIENCY, LAUNCH_SECONDS
+from dsc.target import Target
+
+
+def schedules(kernel: Kernel, default: Schedule) -> tuple[Schedule, ...]:
+    """The default first, then the other tiles of the list.  Sizes are numbers."""
+    dot = product(kernel)
+    assert dot is not None
+    batch, m, n, _ = sizes(kernel)
+    found = gemm_tiles.ranked(batch, m, n, str(dot.attr), rows_computed(nest(kernel)))
+    return tuple(dict.fromkeys([default, *map(with_tile, found)]))
+
+
+def sizes(kernel: Kernel) -> tuple[int, int, int, int]:
+    """Batch, rows, columns, terms of a sum."""
+    n = nest(kernel)
+    batch, xn, rn, kn = (evaluate(e, {}) for e in (extent(n.batch), n.xn, n.rn, extent(n.summed)))
+    return batch, xn, rn, kn
+
+
+def seconds(kernel: Kernel, s: Schedule, code: Code, target: Target, moved: int) -> float:
+    """The slower of arithmetic, at the share of the rate that the tile reaches, and of ``moved`` bytes; rows that are read in
+    several passes are read from the second-level cache, by each column of tiles.
+    """
+    dot = product(kernel)
+    assert dot is not None
+    form, (batch, m, n, k) = str(dot.attr), sizes(kernel)
+    tile = gemm_tiles.Tile(s.XB, s.RB, s.KB, s.num_warps, s.num_stages)
+    peak = target.peak.get({"f32": "fp32", "f16": "fp16"}.get(form, form), target.peak["fp32"])
+    rate = peak * EFFICIENCY["matmul"] * gemm_tiles.share(tile, batch, m, n, target.sms)
+    along = {a.name for a in nest(kernel).summed}
+    rows = {v.access[0] for v in kernel.lets if v.op == "load" and v.axes & along}
+    again = sum((code.passes.get(b, 1) - 1) * batch * m * k * NBYTES[kernel.buffer(b).dtype] for b in rows)
+    cache = again * -(-n // s.RB) / (target.bandwidth * CACHE)
+    memory = moved / (target.bandwidth * BANDWIDTH_EFFICIENCY)
+    return max(2.0 * batch * m * n * k / rate, memory) + cache + LAUNCH_SECONDS[target.kind]
