@@ -207,7 +207,13 @@ def _is_copy(n: Node) -> bool:
 
 def _drop(rw: Rewriter, nodes: Sequence[Node]) -> None:
     """What nobody reads any more, and its readers that nobody reads."""
-    for n in nodes:
-        _drop(rw, list(n.users))
-        if not n.users and is_pure(n):
+    below: set[Node] = set()
+    todo = list(nodes)
+    while todo:
+        n = todo.pop()
+        if n not in below:
+            below.add(n)
+            todo += n.users
+    for n in reversed(list(rw.gm.graph.nodes)):
+        if n in below and not n.users and is_pure(n):
             rw.gm.graph.erase_node(n)
