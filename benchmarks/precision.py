@@ -41,8 +41,9 @@ from dsc.compilation import Compilation
 from dsc.debug.demo import batches, stdlib_text
 from dsc.manager import Pass, Report
 from dsc.models import gpt, llama
-from dsc.passes.precision_calibrate import Calibration, calibrate, choose, plan
+from dsc.passes.precision_calibrate import Calibration, calibrate
 from dsc.passes.precision_measure import Measured
+from dsc.passes.precision_plan import choose, plan
 from dsc.passes.precision_sites import Site, extract
 from dsc.passes.precision_time import BANDWIDTH_SHARE, PEAK_SHARE, SCALED_SHARE, seconds
 from dsc.precision import emulate
@@ -197,7 +198,7 @@ def budget_row(
     title: str, found: Calibration, target: str, budget: float, others: Sequence[Measured]
 ) -> tuple[object, ...]:
     own = Calibration(
-        found.measured, found.sites, targets.find(target), candidates(found, target), SCALE, dict(found.errors)
+        found.measured, found.sites, targets.find(target), candidates(found, target), SCALE, dict(found.errors), found.growth
     )
     try:
         made = plan(own, budget)

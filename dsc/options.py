@@ -81,7 +81,7 @@ class Options:
     """What else occupies the target's memory, in the same forms, such as the optimizer's state."""
 
     offload: str | None = None
-    """Where saved values may be moved while the device does not need them: ``cpu``, or ``nvme:FOLDER``.
+    """Where saved values may be moved while the device does not need them: ``cpu``, ``nvme:FOLDER`` or ``nvme:FOLDER@6.5GB/s``.
 
     For a ``memory_budget``; None: they are kept or computed again.
     """
@@ -98,7 +98,8 @@ class Options:
     precision: Any = None
     """Formats of matrix products: a name such as ``bf16`` or ``fp8``, ``auto``, a mapping of layer patterns, or a plan.
 
-    None: as the model has them.  See ``dsc.precision.request``.
+    None: as the model has them.  See ``dsc.precision.request``.  Under ``torch.no_grad`` products have their forward
+    formats; ``auto`` needs a ``precision_plan`` for that, since there is no gradient to measure.
     """
 
     recipe: str = DEFAULT_RECIPE

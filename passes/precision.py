@@ -13,11 +13,12 @@ from torch.fx import GraphModule, Node
 from dsc.errors import BadCalibration, BadPrecisionPlan, NoSuchLayer, NotOnTarget
 from dsc.manager import Pass, Remark, Report
 from dsc.passes.precision_apply import apply
-from dsc.passes.precision_calibrate import calibrate, plan
+from dsc.passes.precision_calibrate import calibrate
 from dsc.passes.precision_control import apply_switched
 from dsc.passes.precision_measure import Measured
+from dsc.passes.precision_plan import plan
 from dsc.passes.precision_produce import fuse_producers
-from dsc.passes.precision_sites import Site, extract
+from dsc.passes.precision_sites import Site, dependent, extract
 from dsc.passes.precision_time import available, planned_for, refusal, seconds
 from dsc.precision import plan as plans
 from dsc.precision.controller import PrecisionController
@@ -28,6 +29,7 @@ from dsc.runtime.state import State
 from dsc.target import Target
 
 INSTEAD: Mapping[str, str] = {"fp8": "int8 or bf16", "int8": "bf16", "tf32": "fp32", "bf16": "fp32", "fp16": "fp32"}
+UNMEASURED = "an inference graph has no gradient to measure: give formats by layer, or the plan of a training graph"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Precision(Pass):
        makes 8 bits slower on the target; in 8 bits the layer that feeds the loss, unless it is named.
     5. With a ``controller`` every product that can change its format looks it up when it runs, in the state, and reports
        what it saw there; operands are not shared then.
-    6. Softmax, norms, losses, reductions, attention kernels, convolutions and the optimizer stay as they are.
+    6. In inference graphs products are all ``forward``.  A plan is applied there; ``auto`` without one leaves them as
+       they are, since there is no gradient to measure.  Under a controller they follow its formats, and report nothing.
+    7. Softmax, norms, losses, reductions, attention kernels, convolutions and the optimizer stay as they are.
 
     Raises:
         NoSuchLayer, NotOnTarget, BadPrecisionPlan, BadCalibration, ErrorBudgetTooSmall: it cannot be done.
@@ -54,6 +58,7 @@ class Precision(Pass):
     name: ClassVar[str] = "precision"
     gives: ClassVar[frozenset[str]] = frozenset({"precision"})
     runs_on: ClassVar[Literal["joint", "graph", "both"]] = "joint"
+    on_inference: ClassVar[bool] = True
 
     format: str = "bf16"
     recipe: str = DEFAULT_RECIPE
@@ -68,9 +73,12 @@ class Precision(Pass):
         if not sites:
             return Report(False, (Remark("", "skipped", "there is no matrix product"),))
         known = self.known(sites)
+        learns = bool(dependent(gm))
         if known is not None:
             formats, remarks = planned(known, sites, target)
         elif self.given is None and self.format == "auto":
+            if not learns:
+                return Report(False, (Remark("", "skipped", UNMEASURED),))
             known = self.found(gm, sites, target)
             formats, remarks = planned(known, sites, target)
         else:
@@ -80,7 +88,12 @@ class Precision(Pass):
             apply(gm, sites, formats)
             fused = fuse_producers(gm) if target.kind == "cuda" else []
         else:
-            apply_switched(gm, sites, formats, self.controller, known)
+            apply_switched(gm, sites, formats, self.controller, known, reports=learns)
+        if known is not None and known.measured is not None and known.measured > 1.05 * known.budget > 0:
+            above = (
+                f"the plan errs by {known.measured:.3g}, above its budget of {known.budget:g}: nothing better was found"
+            )
+            remarks = (*remarks, Remark("", "skipped", above))
         did = [Remark(s.name, "did", why(s, formats[s.name], known)) for s in sites if s.name in formats]
         did += [
             Remark(n.name, "did", f"rounded where {n.args[1]} computes it, never in 16 bits in memory") for n in fused

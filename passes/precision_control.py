@@ -11,9 +11,10 @@ from dsc import live, ops
 from dsc.passes.precision_apply import Rewriter, apply, drop_dead_views
 from dsc.passes.precision_sites import Operand, Site
 from dsc.passes.precision_time import grain
-from dsc.precision.controller import PrecisionController, Product, choices, planned_error, seen_name, slot_name
+from dsc.precision.controller import PrecisionController
 from dsc.precision.formats import FORMATS, Format
 from dsc.precision.plan import PrecisionPlan
+from dsc.precision.rules import Product, choices, planned_error, seen_name, slot_name
 from dsc.precision.switch import switch
 
 aten = torch.ops.aten
@@ -25,8 +26,13 @@ def apply_switched(
     formats: Mapping[str, Format],
     controller: PrecisionController,
     plan: PrecisionPlan | None,
+    reports: bool = True,
 ) -> None:
-    """Every product of ``formats`` becomes one that looks its format up; batched ones keep the one that is planned."""
+    """Every product of ``formats`` becomes one that looks its format up; batched ones keep the one that is planned.
+
+    A product that another graph has under the same name is one with it: it has its formats, and the one that it is in.
+    Without ``reports`` what products see is not kept: batches of an evaluation say nothing of the training.
+    """
     fixed = [s for s in sites if s.name in formats and ops.tensor(s.node).dim() == 3]
     apply(gm, fixed, {s.name: formats[s.name] for s in fixed})
     rewriter = Rewriter(gm, (), {})
@@ -34,16 +40,22 @@ def apply_switched(
         f = formats.get(site.name)
         if f is None or ops.tensor(site.node).dim() == 3:
             continue
-        options = choices(f.name)
+        shared = controller.products.get(site.name)
+        options = shared.formats if shared is not None else choices(f.name)
         error, seconds = planned_error(plan, site.name)
         product = Product(site.name, site.instance, site.role, options, error, seconds)
         controller.register(product, ops.tensor(site.node).device)
-        _replace(gm, rewriter, site, options, controller)
+        _replace(gm, rewriter, site, options, controller, reports)
     drop_dead_views(gm)
 
 
 def _replace(
-    gm: GraphModule, rewriter: Rewriter, site: Site, options: Sequence[str], controller: PrecisionController
+    gm: GraphModule,
+    rewriter: Rewriter,
+    site: Site,
+    options: Sequence[str],
+    controller: PrecisionController,
+    reports: bool,
 ) -> None:
     old = site.node
     blocks = ",".join(grain(o, FORMATS["int8-blockwise"]) for o in (site.left, site.right))
@@ -60,7 +72,10 @@ def _replace(
     old.replace_all_uses_with(result)
     rewriter.now[old] = result
     gm.graph.erase_node(old)
-    live.update(gm, controller.state, seen_name(site.name), seen)
+    if reports:
+        live.update(gm, controller.state, seen_name(site.name), seen)
+    else:
+        gm.graph.erase_node(seen)
 
 
 def _side(rewriter: Rewriter, site: Site, o: Operand) -> Node:

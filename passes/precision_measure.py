@@ -43,9 +43,14 @@ class Measured:
         self.gm, self.sites = gm, {s.name: s for s in sites}
         self.by_node = {s.node: s for s in sites}
         self.behind = dependent(gm)
+        self.gradients_of = {s.instance: o.base for s in sites for o in (s.left, s.right) if o.gradient}
+        """Of the results of layers, by the layer's call: what its products of the backward read."""
+        self._largest: dict[str, float] = {}
         self.backwards = 0
         """How often the backward ran, the first time included."""
         self.values: dict[Node, Any] = {}
+        self.data: list[Node] = []
+        """Inputs that are not trained."""
         with reality():
             self._bind(inputs)
             self._run({}, self.values)
@@ -65,7 +70,11 @@ class Measured:
             return float(norm(differences)) / self.norm
 
     def noise(self, site: Site, f: Format) -> float:
-        """Relative change of one product's own result, on some of its rows."""
+        """Relative change of one product's own result, on some of its rows.
+
+        Of a layer's forward it is the geometric mean of that and of the same weighted, element by element, by the
+        gradient of the result: noise where the loss does not look does little harm, but the loss may look there then.
+        """
         with reality():
             a, b = (self._side(o) for o in (site.left, site.right))
             if a.dim() == 3:
@@ -74,7 +83,21 @@ class Measured:
                 step = max(1, a.shape[0] // ROWS)
                 exact = a[::step].float() @ b.float().t()
                 got = rounded_product(a, b, site, f, step)
-            return float((got.float() - exact).norm() / exact.norm().clamp_min(1e-30))
+            difference = got.float() - exact
+            plain = float(difference.norm() / exact.norm().clamp_min(1e-30))
+            behind = self.values.get(self.gradients_of[site.instance]) if site.instance in self.gradients_of else None
+            if site.role != "forward" or behind is None or behind.shape != (a.shape[0], b.shape[0]) or a.dim() == 3:
+                return plain
+            weight = behind[::step].float()
+            return math.sqrt(plain * float((difference * weight).norm() / (exact * weight).norm().clamp_min(1e-30)))
+
+    def largest(self, site: Site) -> float:
+        """The largest magnitude among a product's operands and results."""
+        if site.name not in self._largest:
+            with reality():
+                own = (self._side(site.left), self._side(site.right), self.values[site.node])
+                self._largest[site.name] = max(float(x.abs().max()) if x.numel() else 0.0 for x in own)
+        return self._largest[site.name]
 
     def share(self, site: Site) -> float:
         """Norm of a product's result as a part of the gradient's."""
@@ -94,6 +117,8 @@ class Measured:
             if isinstance(want, Tensor) and not _fits(value, want):
                 raise BadCalibration(f"input {n.name} is not what the graph takes", "name the formats by layer instead")
             self.values[n] = value.detach() if isinstance(value, Tensor) else value
+            if not (isinstance(value, Tensor) and value.requires_grad):
+                self.data.append(n)
 
     def _run(self, formats: Mapping[str, Format], values: dict[Node, Any]) -> None:
         """Run what depends on products with a format; into an empty dict of all values: everything."""

@@ -36,21 +36,29 @@ def available(f: Format, target: Target) -> bool:
     return target.kind == "cpu" or f.rate in target.peak
 
 
+def own(site: Site) -> str:
+    """The name of the format that a product is in; empty if that is none of ours."""
+    return FLOATS.get(ops.tensor(site.node).dtype, "")
+
+
 def refusal(site: Site, f: Format, target: Target) -> str | None:
     """Why a product cannot or should not have a format on a target; None if it can."""
-    own = FLOATS.get(ops.tensor(site.node).dtype)
-    if own is None:
+    reason = dtype_refusal(site, f)
+    return _misfit(site, f, target) if reason is None and f.scaled and target.kind == "cuda" else reason
+
+
+def dtype_refusal(site: Site, f: Format) -> str | None:
+    """The same, whatever its sizes are."""
+    if not (name := own(site)):
         return f"{str(ops.tensor(site.node).dtype).removeprefix('torch.')} products stay as they are"
     if any(site.node.kwargs.values()):
         return "it scales its result"
-    if f.name == own:
-        return f"it is in {own} already"
-    if f.name == "tf32" and own != "fp32":
-        return f"it is in {own} already, which is faster than tf32"
+    if f.name == name:
+        return f"it is in {name} already"
+    if f.name == "tf32" and name != "fp32":
+        return f"it is in {name} already, which is faster than tf32"
     if f.scaled and ops.tensor(site.node).dim() == 3:
         return "batched products have no 8-bit kernel"
-    if f.scaled and target.kind == "cuda":
-        return _misfit(site, f, target)
     return None
 
 

@@ -50,8 +50,8 @@ def precision(
     from dsc import target as targets
     from dsc.cli import source
     from dsc.passes.precision_calibrate import calibrate
-    from dsc.passes.precision_calibrate import plan as planned
     from dsc.passes.precision_measure import Measured
+    from dsc.passes.precision_plan import plan as planned
     from dsc.passes.precision_sites import extract
     from dsc.precision import plan as plans
     from dsc.precision.request import check_budget
@@ -157,7 +157,7 @@ def draw(calibrations: list[Calibration], plans: list[PrecisionPlan], file: Path
 def frontier(calibration: Calibration) -> tuple[list[float], list[float]]:
     """Predicted errors, and speed-ups, of the plans for many budgets."""
     from dsc.errors import ErrorBudgetTooSmall
-    from dsc.passes.precision_calibrate import choose
+    from dsc.passes.precision_plan import choose
     from dsc.passes.precision_time import seconds
 
     bf16 = seconds(calibration.sites, {}, calibration.target, calibration.scale)

@@ -14,7 +14,7 @@ compiled again, and no step waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,67 +22,31 @@ import torch
 from torch import Tensor
 
 from dsc.errors import BadControl
-from dsc.precision.formats import FORMATS, SEEN, Role
-from dsc.precision.plan import PrecisionPlan
+from dsc.precision.formats import SEEN
 from dsc.precision.request import KEYS
+from dsc.precision.rules import (
+    ABOVE,
+    BELOW,
+    CALM,
+    FALLBACKS,
+    HISTORY,
+    LOST,
+    NOISY,
+    PATIENCE,
+    SHARE,
+    Callback,
+    Layer,
+    Product,
+    Rule,
+    seen_name,
+    slot_name,
+)  # fmt: skip
 from dsc.runtime.state import State
 
-Callback = Callable[[int, Mapping[str, float]], None]
-"""Takes the step and named numbers."""
-FALLBACKS = ("bf16", "fp32")
-HISTORY = 16
-"""Steps whose largest magnitudes are kept."""
-SHARE = 32
-"""One product in so many measures its noise in a step, in turn."""
-NOISY = 1 / math.sqrt(3)
-"""A gradient with more noise than this does not point downhill any more (arXiv 2505.19115)."""
-LOST = 0.05
-"""Share of a product's values that may be rounded to zero."""
-ABOVE, PATIENCE = 1.25, 3
-"""A product is promoted when the estimated error stays above this much of the budget for so many steps."""
-BELOW, CALM = 0.7, 500
-"""One is demoted after so many calm steps, if the estimate stays below this much of the budget then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """What a rule sees of one layer at the last step that was read; NaN where nothing was measured yet."""
-
-    name: str
-    formats: Mapping[Role, str]
-    gradient_norm: float
-    """Of the weight's gradient."""
-    noise: float
-    """The largest relative error of its products."""
-    largest: float
-    """The largest magnitude that was rounded in the last steps."""
-    lost: float
-    """The largest share of values that were rounded to zero."""
-    finite: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Switch roles of a layer to a format when something holds, and back to what was planned when it has not for a while."""
-
-    holds: Callable[[Layer], bool]
-    format: str
-    roles: tuple[Role, ...]
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One product of a compiled graph."""
-
-    site: str
-    layer: str
-    role: Role
-    formats: tuple[str, ...]
-    """What it can switch between, the planned one first."""
-    error: float
-    """Gradient error that the plan predicted."""
-    seconds: float
+PER_PRODUCT: Mapping[str, tuple[int, float]] = {
+    "seen": (0, math.nan), "late": (0, math.nan), "largest": (1, 0.0), "quiet": (0, 0), "first": (0, math.nan),
+}  # fmt: skip
+"""Entries of the state that have a place for each product: in which dimension, and what stands there at first."""
 
 
 @dataclass
@@ -102,6 +66,9 @@ class PrecisionController:
     state: State = field(default_factory=State)
     rules: list[Rule] = field(default_factory=list)
     products: dict[str, Product] = field(default_factory=dict)
+    """Of all graphs that were compiled with this controller: a product that several of them have is one, by its name."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where each product's numbers stand."""
 
     def __post_init__(self) -> None:
         self._scaler: Any = None
@@ -148,11 +115,12 @@ class PrecisionController:
         if not self.products:
             return
         self._arrived()
-        seen = self._tensor("seen", lambda: torch.full((len(self.products), len(SEEN)), torch.nan))
-        late = self._tensor("late", lambda: torch.full((len(self.products), len(SEEN)), torch.nan))
+        self._grow()
+        seen = self._tensor("seen", lambda: torch.full((len(self.places), len(SEEN)), torch.nan))
+        late = self._tensor("late", lambda: torch.full((len(self.places), len(SEEN)), torch.nan))
         count = self._tensor("step", lambda: torch.zeros((), dtype=torch.int64))
         seen.copy_(torch.where(torch.isnan(late), seen, late))
-        largest = self._tensor("largest", lambda: torch.zeros(HISTORY, len(self.products)))
+        largest = self._tensor("largest", lambda: torch.zeros(HISTORY, len(self.places)))
         largest[int(count) % HISTORY] = late[:, 1:3].nan_to_num(0.0).amax(1)
         self._decide(seen, largest)
         self._read(late)
@@ -166,7 +134,9 @@ class PrecisionController:
         seen, out = self.state.get("precision.controller.seen"), dict[str, float]()
         if seen is None:
             return out
-        for i, p in enumerate(self.products.values()):
+        for i, p in self._placed():
+            if i >= len(seen):
+                continue  # of a graph that has not run a whole step yet
             for k in (0, 1, 2, 3, 4, 5):
                 if not math.isnan(value := float(seen[i, k])):
                     out[f"{p.site}/{SEEN[k]}"] = value
@@ -200,16 +170,21 @@ class PrecisionController:
 
     def estimate(self) -> float:
         """Gradient error, from the plan's prediction and how noise has changed since; 0 without such a plan."""
-        return math.sqrt(sum(self._share(i, p) ** 2 for i, p in enumerate(self.products.values()) if not self._code(p)))
+        return math.sqrt(sum(self._share(i, p) ** 2 for i, p in self._placed() if not self._code(p)))
 
     def state_dict(self) -> dict[str, Any]:
         """All that it needs to go on as if it had not stopped."""
         self._arrived()
         scaler = self._scaler.state_dict() if self._scaler is not None else self._saved_scaler
-        return {"state": {k: v.clone() for k, v in self.state.state_dict().items()}, "scaler": scaler}
+        state = {k: v.clone() for k, v in self.state.state_dict().items()}
+        return {"state": state, "scaler": scaler, "places": dict(self.places)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """What ``state_dict`` gave, before or after the model was compiled."""
+        if self.places and self.places != saved["places"]:
+            saved = {**saved, "state": self._moved(saved["state"], saved["places"])}
+        else:
+            self.places = dict(saved["places"])
         self.state.load_state_dict(saved["state"], strict=False)
         self._saved_scaler = saved["scaler"]
         if self._scaler is not None and self._saved_scaler is not None:
@@ -220,6 +195,7 @@ class PrecisionController:
     def register(self, product: Product, device: torch.device) -> None:
         """Make the entries of one product; those that were loaded before stay."""
         self.products.setdefault(product.site, product)
+        self.places.setdefault(product.site, len(self.places))
         self._device = device
         self.state.put(slot_name(product.site), lambda: torch.zeros(2, dtype=torch.int64, device="cpu"))
         self.state.put(seen_name(product.site), lambda: torch.full((len(SEEN),), torch.nan, device=device))
@@ -228,10 +204,10 @@ class PrecisionController:
 
     def _decide(self, seen: Tensor, largest: Tensor) -> None:
         """Rules first; then the budget, one product at a time."""
-        quiet = self._tensor("quiet", lambda: torch.zeros(len(self.products), dtype=torch.int64))
+        quiet = self._tensor("quiet", lambda: torch.zeros(len(self.places), dtype=torch.int64))
         held = self._held(seen, largest)
         quiet += 1
-        for i, p in enumerate(self.products.values()):
+        for i, p in self._placed():
             if (wanted := held.get(p.site)) is not None:
                 quiet[i] = 0
                 if p.formats.index(wanted) > self._code(p):
@@ -258,14 +234,14 @@ class PrecisionController:
         above = self._tensor("above", lambda: torch.zeros((), dtype=torch.int64))
         estimate = self.estimate()
         above.copy_(above + 1 if estimate > ABOVE * self.budget else torch.zeros_like(above))
-        low = [(i, p) for i, p in enumerate(self.products.values()) if self._code(p) == 0]
+        low = [(i, p) for i, p in self._placed() if self._code(p) == 0]
         if int(above) >= PATIENCE and low:
             i, worst = max(low, key=lambda ip: self._share(*ip) ** 2 / max(ip[1].seconds, 1e-12))
             self.switch(worst.site, worst.formats[1])
             quiet[i] = 0
             above.zero_()
             return
-        for i, p in enumerate(self.products.values()):
+        for i, p in self._placed():
             if self._code(p) > 0 and int(quiet[i]) > self.patience:
                 back = math.hypot(estimate, self._share(i, p))
                 if back <= BELOW * self.budget or p.error == 0:
@@ -274,9 +250,9 @@ class PrecisionController:
 
     def _share(self, i: int, p: Product) -> float:
         """A product's part of the estimated error, in its planned format."""
-        first = self._tensor("first", lambda: torch.full((len(self.products),), torch.nan))
+        first = self._tensor("first", lambda: torch.full((len(self.places),), torch.nan))
         seen = self.state.get("precision.controller.seen")
-        noise = float(seen[i, 0]) if seen is not None else math.nan
+        noise = float(seen[i, 0]) if seen is not None and i < len(seen) else math.nan
         if math.isnan(noise) or self._code(p) > 0:
             return p.error
         if math.isnan(float(first[i])):
@@ -301,13 +277,47 @@ class PrecisionController:
 
     def _layers(self) -> dict[str, dict[int, Product]]:
         out: dict[str, dict[int, Product]] = {}
-        for i, p in enumerate(self.products.values()):
+        for i, p in self._placed():
             out.setdefault(p.layer, {})[i] = p
+        return out
+
+    def _placed(self) -> Iterator[tuple[int, Product]]:
+        for p in self.products.values():
+            yield self.places[p.site], p
+
+    def _grow(self) -> None:
+        """Make room for products of graphs that were compiled since."""
+        for name, (dim, empty) in PER_PRODUCT.items():
+            entry = f"precision.controller.{name}"
+            known = self.state.get(entry)
+            if known is None or (missing := len(self.places) - known.shape[dim]) <= 0:
+                continue
+            shape = [*known.shape[:dim], missing, *known.shape[dim + 1 :]]
+            grown = torch.cat([known, known.new_full(shape, empty)], dim)
+            self.state.replace(entry, grown.pin_memory() if known.is_pinned() else grown)
+            self._own.pop(name, None)
+
+    def _moved(self, saved: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, Tensor]:
+        """What was saved, in the order of the graphs that were compiled here."""
+        out = dict(saved)
+        for site in places:
+            self.places.setdefault(site, len(self.places))
+        self._grow()
+        for name, (dim, empty) in PER_PRODUCT.items():
+            if (old := saved.get(f"precision.controller.{name}")) is None:
+                continue
+            shape = [*old.shape[:dim], len(self.places), *old.shape[dim + 1 :]]
+            new = old.new_full(shape, empty)
+            for site, place in places.items():
+                if place < old.shape[dim]:
+                    new.select(dim, self.places[site]).copy_(old.select(dim, place))
+            out[f"precision.controller.{name}"] = new
         return out
 
     def _read(self, late: Tensor) -> None:
         """Begin to copy what this step reported; it is there when the next one ends."""
-        rows = torch.stack([self.state[seen_name(s)] for s in self.products])
+        empty = torch.full((len(SEEN),), torch.nan, device=self._device)
+        rows = torch.stack([self.state.get(seen_name(site), empty) for site in self.places])
         late.copy_(rows, non_blocking=True)
         if rows.is_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -319,7 +329,7 @@ class PrecisionController:
             self._copied = None
 
     def _choose_measured(self, step: int) -> None:
-        for i, p in enumerate(self.products.values()):
+        for i, p in self._placed():
             wanted = i % SHARE == step % SHARE or len(self.products) <= SHARE // 4
             slot = self.state[slot_name(p.site)]
             if bool(slot[1]) != wanted:
@@ -348,27 +358,6 @@ class PrecisionController:
     def _scale_value(self) -> float:
         """Of the loss; on a GPU a number of the step before, which is there already."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
-
-
-def choices(format: str) -> tuple[str, ...]:
-    """What a product planned in a format can switch between."""
-    if FORMATS[format].nbytes == 4:
-        return tuple(dict.fromkeys((format, "fp32")))
-    return tuple(dict.fromkeys((format, *FALLBACKS)))
-
-
-def planned_error(plan: PrecisionPlan | None, site: str) -> tuple[float, float]:
-    """Error and seconds that a plan predicts of a product."""
-    found = next((c for c in plan.choices if c.site == site), None) if plan is not None else None
-    return (found.error, found.seconds) if found is not None else (0.0, 0.0)
-
-
-def slot_name(site: str) -> str:
-    return f"precision.{site}.slot"
-
-
-def seen_name(site: str) -> str:
-    return f"precision.{site}.seen"
 
 
 def _most(numbers: Iterable[float]) -> float:

@@ -73,6 +73,10 @@ class State(Mapping[str, Tensor]):
         self._tensors[name] = tensor
         return tensor
 
+    def replace(self, name: str, tensor: Tensor) -> None:
+        """Another tensor under a name.  Graphs that read the old one do not see it: for entries that none of them reads."""
+        self._tensors[name] = tensor
+
     def named(self, attr: str) -> str:
         """The name of the entry that graphs know as attribute ``attr``."""
         return self._names[attr]

@@ -11,7 +11,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.errors dsc.precision dsc.codegen.writer dsc.torch_shim",
     "dsc.runtime.state dsc.precision.formats",
     "dsc.precision.plan dsc.precision.emulate",
-    "dsc.precision.request dsc.precision.ops",
+    "dsc.precision.request dsc.precision.ops dsc.precision.rules",
     "dsc.precision.switch",
     "dsc.precision.controller dsc.precision.writers",
     "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.traps dsc.repair dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.flash_attention dsc.replay",

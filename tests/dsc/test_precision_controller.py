@@ -14,11 +14,12 @@ from torch import nn
 
 import dsc
 from dsc.errors import BadControl, BadOption
-from dsc.precision import controller as control
+from dsc.precision import rules as control
 from dsc.precision import writers
-from dsc.precision.controller import PrecisionController, Product
+from dsc.precision.controller import PrecisionController
 from dsc.precision.formats import SEEN
 from dsc.precision.plan import Choice, PrecisionPlan
+from dsc.precision.rules import Product
 from dsc.runtime.state import State
 
 CPU = torch.device("cpu")
@@ -244,3 +245,65 @@ def test_writers(tmp_path: Path) -> None:
     assert registry.get_sample_value("dsc_estimated_error") == 0.01
     assert registry.get_sample_value("dsc_step") == 3
     assert any(f.name.startswith("events") for f in tmp_path.iterdir())
+
+
+class Broken(nn.Module):
+    """Two graphs, with a break between them, and a third layer that only some calls reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, deep: bool = False) -> torch.Tensor:
+        y = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        y = self.second(y)
+        return ((self.third(y) if deep else y) - x).pow(2).mean()
+
+
+def test_graphs_share_a_controller_and_new_ones_find_their_place(tmp_path: Path) -> None:
+    net, c = Broken(), PrecisionController(patience=2)
+    c.when(lambda layer: layer.gradient_norm > 1e-3, "fp32", roles="backward")
+    call = torch.compile(net, backend="dsc", options={"precision": "int8", "controller": c})
+
+    def step(deep: bool, rows: int = 24) -> None:
+        c.scale(call(batch(0)[:rows], deep)).backward()
+        c.step()
+
+    for _ in range(3):
+        step(deep=False)
+    assert {p.layer for p in c.products.values()} == {"first", "second"}
+    before = dict(c.formats())
+    assert before["second.wgrad"] == "fp32"
+    step(deep=False, rows=16)  # compiled anew for another size: products of the same names go on
+    assert c.formats() == before
+    for _ in range(3):
+        step(deep=True)
+    assert c.formats()["third.wgrad"] == "fp32"
+    assert not math.isnan(c.metrics()["third/gradient norm"])
+    torch.save(c.state_dict(), tmp_path / "saved")
+
+    torch._dynamo.reset()
+    again = PrecisionController(patience=2)
+    call = torch.compile(net, backend="dsc", options={"precision": "int8", "controller": again})
+    again.scale(call(batch(0), True)).backward()  # its products come in another order
+    again.step()
+    again.load_state_dict(torch.load(tmp_path / "saved"))
+    assert again.formats() == c.formats()
+    assert again.metrics() == c.metrics()
+
+
+def test_evaluation_follows_the_formats_and_reports_nothing() -> None:
+    net, c = Net(), PrecisionController()
+    call = torch.compile(net, backend="dsc", options={"precision": "int8", "controller": c})
+    call(batch(0)).backward()
+    c.step()
+    before = {k: v.clone() for k, v in c.state.items()}
+    with torch.no_grad():
+        eighth = call(batch(1))
+        for site in c.formats():
+            c.switch(site, "fp32")
+        torch.testing.assert_close(call(batch(1)), net(batch(1)))
+        assert not torch.equal(eighth, net(batch(1)))
+    assert all(torch.equal(v, before[k]) or torch.isnan(v).any() for k, v in c.state.items() if k.endswith(".seen"))

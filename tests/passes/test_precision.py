@@ -183,6 +183,49 @@ def test_sizes_that_vary_compile_once() -> None:
         assert error(step(model, call, inputs), step(model, model, inputs)) < 0.03
 
 
+def test_inference_has_the_forward_formats(tmp_path: Path) -> None:
+    model = Mlp()
+    asked = {"up": "int8", "down": {"forward": "bf16", "backward": "fp32"}, "head": {"backward": "int8"}}
+    seen: list[Compilation] = []
+    call = torch.compile(model, backend="dsc", options={"precision": asked, "on_compile": seen.append})
+    trained = call(*INPUTS).detach()
+    with torch.no_grad():
+        assert torch.equal(call(*INPUTS), trained)
+        assert not torch.equal(model(*INPUTS), trained)
+    (inference,) = (r for r in seen if r.kind == "inference")
+    assert "precision=int8-blockwise" in inference.text and "precision=bf16" in inference.text
+    assert inference.text.count("precision=") == 2
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(BackendCompilerFailed, match=r"'\*.attn.\*' matches no layer"):
+        torch.compile(model, backend="dsc", options={"precision": {"*.attn.*": "bf16"}})(*INPUTS)
+
+
+def test_auto_leaves_inference_alone_unless_there_is_a_plan(tmp_path: Path) -> None:
+    model, file = Mlp(), tmp_path / "plan.json"
+    options = {"precision": "auto", "precision_plan": str(file)}
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="dsc", options=options)(*INPUTS), model(*INPUTS))
+    PrecisionPlan((Choice("up.forward", "int8-blockwise"), Choice("up.wgrad", "int8-blockwise"))).save(file)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch.compile(model, backend="dsc", options=options)(*INPUTS)
+    torch._dynamo.reset()
+    assert torch.equal(found, torch.compile(model, backend="dsc", options=options)(*INPUTS))
+    assert not torch.equal(found, model(*INPUTS))
+
+
+def test_a_model_in_16_bits_may_stay_as_it_is(tmp_path: Path) -> None:
+    model, file = Mlp().bfloat16(), tmp_path / "plan.json"
+    x, labels = INPUTS
+    loss = torch.compile(model, backend="dsc", options={"precision": "auto", "precision_plan": str(file)})(
+        x.bfloat16(), labels
+    )
+    loss.backward()
+    made = plans.load(file)
+    assert made.measured is not None and made.measured <= 0.02
+    assert {c.format for c in made.choices if c.site.startswith("head")} == {"bf16"}  # it feeds the loss
+
+
 def test_no_product_no_change() -> None:
     model = nn.LayerNorm(8)
     call = torch.compile(model, backend="dsc", options={"precision": "fp8"})
