@@ -21,15 +21,11 @@ Choices = Mapping[str, Choice[Schedule]]
 
 
 def jobs(kernels: Sequence[Listed], target: Target) -> list[Job]:
-    """Every kernel with each of its schedules, for the target."""
+    """Every kernel that has several schedules with each of them, for the target."""
     assert target.capability is not None
     major, minor = target.capability
-    return [
-        (k, s, 10 * major + minor)
-        for k in kernels
-        if k.schedule is not None
-        for s in alternatives(k.kernel, k.schedule)
-    ]
+    found = [(k, alternatives(k.kernel, k.schedule)) for k in kernels if k.schedule is not None]
+    return [(k, s, 10 * major + minor) for k, schedules in found if len(schedules) > 1 for s in schedules]
 
 
 def choices_of(
@@ -40,7 +36,7 @@ def choices_of(
     cache: str | None = None,
     measured: Path | None = None,
 ) -> Choices:
-    """The choice of every Triton kernel; ``done`` is called after each of the ``jobs``.
+    """The choice of every Triton kernel that has one; ``done`` is called after each of the ``jobs``.
 
     ``measured`` is a folder with choices that were measured on such a GPU (see ``dsc.codegen.tune``), which are taken
     where it has them.  ``cache`` is as for ``dsc.debug.kernels.facts_of``.
@@ -54,9 +50,9 @@ def choices_of(
     ]
     out = {}
     for k in kernels:
-        if k.schedule is None:
-            continue
         mine = {s: code for (other, s, _), code in zip(todo, codes) if other is k}
+        if not mine or k.schedule is None:
+            continue
         known = kept(measured, key(k.kernel, k.schedule, target)) if measured is not None else None
         out[k.title] = known or modelled(k.kernel, k.schedule, target, mine)
     return out

@@ -21,6 +21,8 @@ from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_nest import default_schedule
 from dsc.codegen.triton_plan import plan
 from dsc.codegen.triton_time import arguments, length
+from dsc.debug.candidates import choices_of, jobs
+from dsc.debug.kernels import Listed
 from dsc.target import find
 from kit_kernels import pointwise
 from kit_triton import apply, gather_kernel, layernorm_kernel, softmax_kernel
@@ -201,3 +203,10 @@ def test_arguments_reach_as_far_as_indices() -> None:
     tensors = arguments(kernel, torch.device("cpu"))
     assert [t.dtype.is_floating_point for t in tensors] == [b.dtype.startswith(("f", "bf")) for b in kernel.buffers]
     assert all(t.numel() > 0 for t in tensors)
+
+
+def test_kernels_with_one_schedule_have_no_choice() -> None:
+    kernel = softmax_kernel("n", 80)
+    listed = Listed(0, "forward", kernel, 1, {}, (), "", default_schedule(kernel))
+    assert jobs([listed], H100) == []
+    assert choices_of([listed], H100) == {}
