@@ -39,8 +39,9 @@ from dsc.debug import shapes
 from dsc.models import gpt, llama, resnet, vit
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
-from dsc.passes.memory_plan import Program, Search
+from dsc.passes.memory_plan import Search
 from dsc.passes.memory_problem import extract
+from dsc.passes.memory_program import Program
 from dsc.target import Target
 from dsc.torch_shim import min_cut_rematerialization_partition
 
@@ -209,13 +210,14 @@ def main() -> None:
     p.add_argument("--target", default="a100")
     p.add_argument("--fit", action="store_true", help="parameters that one card trains, and nothing else")
     p.add_argument("--check", action="store_true", help="planned peaks against measured ones, and nothing else")
+    p.add_argument("--compress", help="with --check: saved values may be kept in bf16, fp8 or e5m2")
     p.add_argument("--gpu", action="store_true", help="measure on the GPU of this machine, and nothing else")
     arguments = p.parse_args()
     if arguments.gpu:
         memory_gpu.main(arguments.json)
         return
     if arguments.check:
-        memory_check.main(arguments.json)
+        memory_check.main(arguments.json, compress=arguments.compress)
         return
     if arguments.fit:
         memory_fit.main(target.find(arguments.target), arguments.json)

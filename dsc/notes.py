@@ -5,7 +5,7 @@ To write one field and keep the others: ``set_notes(node, replace(notes(node), g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from torch.fx import Node
@@ -38,6 +38,12 @@ def notes(node: Node) -> Notes:
 def set_notes(node: Node, notes: Notes) -> None:
     """Leave ``notes`` on ``node``, in place of those before."""
     node.meta[KEY] = notes
+
+
+def set_keep(node: Node, keep: Keep | None) -> None:
+    """Say what becomes of a value; other notes stay."""
+    if notes(node).keep != keep:
+        set_notes(node, replace(notes(node), keep=keep))
 
 
 def decided(node: Node) -> dict[str, object]:

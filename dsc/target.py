@@ -38,6 +38,9 @@ class Target:
     l2: int
     """Bytes of the cache that all share."""
     features: frozenset[str] = frozenset()
+    drive: float = 3e9
+    """Bytes per second that one local NVMe drive writes: of the DGX's drives by their data sheets, 3.84 TB PM1733 (A100) and
+    PM9A3 (H100, H200); else of a middling one."""
 
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
@@ -55,13 +58,13 @@ H100_PCIE_PEAK = {
 # A middling desktop: 8 cores with AVX2 near 3 GHz and two channels of DDR5.  No 16-bit units: halves compute in fp32.
 CPU_PEAK = {"fp64": 0.35e12, "fp32": 0.7e12, "tf32": 0.7e12, "bf16": 0.7e12, "fp16": 0.7e12}
 
-# name, kind, capability, memory, bandwidth, link, peak, sms, smem_per_sm, l2, features
+# name, kind, capability, memory, bandwidth, link, peak, sms, smem_per_sm, l2, features, drive
 TARGETS = (
-    Target("a100-40", "cuda", (8, 0), 40 * GIB, 1555e9, 32e9, A100_PEAK, 108, 164 * KIB, 40 * MIB, AMPERE),
-    Target("a100", "cuda", (8, 0), 80 * GIB, 2039e9, 32e9, A100_PEAK, 108, 164 * KIB, 40 * MIB, AMPERE),
-    Target("h100", "cuda", (9, 0), 80 * GIB, 3350e9, 64e9, H100_PEAK, 132, 228 * KIB, 50 * MIB, HOPPER),
-    Target("h100-pcie", "cuda", (9, 0), 80 * GIB, 2000e9, 64e9, H100_PCIE_PEAK, 114, 228 * KIB, 50 * MIB, HOPPER),
-    Target("h200", "cuda", (9, 0), 140 * GIB, 4800e9, 64e9, H100_PEAK, 132, 228 * KIB, 50 * MIB, HOPPER),
+    Target("a100-40", "cuda", (8, 0), 40 * GIB, 1555e9, 32e9, A100_PEAK, 108, 164 * KIB, 40 * MIB, AMPERE, 3.8e9),
+    Target("a100", "cuda", (8, 0), 80 * GIB, 2039e9, 32e9, A100_PEAK, 108, 164 * KIB, 40 * MIB, AMPERE, 3.8e9),
+    Target("h100", "cuda", (9, 0), 80 * GIB, 3350e9, 64e9, H100_PEAK, 132, 228 * KIB, 50 * MIB, HOPPER, 4e9),
+    Target("h100-pcie", "cuda", (9, 0), 80 * GIB, 2000e9, 64e9, H100_PCIE_PEAK, 114, 228 * KIB, 50 * MIB, HOPPER, 4e9),
+    Target("h200", "cuda", (9, 0), 140 * GIB, 4800e9, 64e9, H100_PEAK, 132, 228 * KIB, 50 * MIB, HOPPER, 4e9),
     Target("cpu", "cpu", None, 16 * GIB, 60e9, 60e9, CPU_PEAK, 8, MIB, 16 * MIB),
 )
 TABLE: Mapping[str, Target] = {t.name: t for t in TARGETS}

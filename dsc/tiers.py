@@ -13,6 +13,7 @@ operators, as far as graphs can hold them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,35 +26,43 @@ from dsc.target import Target
 
 LINK_EFFICIENCY = 0.78
 """Share of PCIe's rate that copies from and to pinned memory reach: 25 GB/s of 32 on generation 4."""
-FILE_BANDWIDTH = 3e9
-"""Bytes per second that one NVMe drive writes for long."""
-EXPECTED = "'cpu', or 'nvme:FOLDER' with a folder on a local drive"
+RATE = re.compile(r"@(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)/s$")
+UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}
+EXPECTED = "'cpu', or 'nvme:FOLDER' with a folder on a local drive, if need be with its speed: 'nvme:FOLDER@6.5GB/s'"
 
 
 @dataclass(frozen=True)
 class Tier:
     kind: Literal["cpu", "nvme"]
     folder: str = ""
+    rate: float | None = None
+    """Bytes per second of the drive; None is what the target has."""
 
     def __str__(self) -> str:
-        return f"nvme:{self.folder}" if self.kind == "nvme" else "cpu"
+        if self.kind == "cpu":
+            return "cpu"
+        return f"nvme:{self.folder}" + (f"@{self.rate / 1e6:g}MB/s" if self.rate else "")
 
     def bandwidth(self, target: Target) -> float:
         """Bytes per second, one way."""
         link = target.link * LINK_EFFICIENCY
-        return min(link, FILE_BANDWIDTH) if self.kind == "nvme" else link
+        return min(link, self.rate or target.drive) if self.kind == "nvme" else link
 
 
 def parse(text: object, name: str = "offload") -> Tier:
-    """``cpu`` or ``nvme:FOLDER``.
+    """``cpu``, ``nvme:FOLDER`` or ``nvme:FOLDER@6.5GB/s``.
 
     Raises:
         BadOption: it is neither.
     """
     if text == "cpu":
         return Tier("cpu")
-    if isinstance(text, str) and text.startswith("nvme:") and text.removeprefix("nvme:"):
-        return Tier("nvme", text.removeprefix("nvme:"))
+    if isinstance(text, str) and text.startswith("nvme:"):
+        where = text.removeprefix("nvme:")
+        found = RATE.search(where)
+        folder, rate = (where[: found.start()], float(found[1]) * UNITS[found[2]]) if found else (where, None)
+        if folder and rate != 0:
+            return Tier("nvme", folder, rate)
     raise BadOption(name, text, EXPECTED)
 
 

@@ -16,8 +16,9 @@ from dsc.notes import Keep
 from dsc.passes import memory_compress
 from dsc.passes.memory_apply import rebuilt
 from dsc.passes.memory_offload import Away, leave_notes
-from dsc.passes.memory_plan import Program, Search
+from dsc.passes.memory_plan import Search
 from dsc.passes.memory_problem import Extracted, extract
+from dsc.passes.memory_program import Program
 from dsc.plan import Decision, MemoryPlan
 from dsc.target import Target
 from dsc.tiers import Tier

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dsc import ops
-from dsc.notes import Keep, notes, set_notes
+from dsc.notes import set_keep
 from dsc.passes.memory_again import call_again, device_of, draw_again, is_dropped, redrawn, state_before, state_value
 from dsc.passes.memory_offload import PLACE
 from dsc.passes.memory_problem import Extracted, makes
@@ -133,22 +133,22 @@ class _Builder:
     def mark(self) -> None:
         again = {m for n in self.script if n.name in self.found.joint.forward for m in makes(n, self.found.root)}
         for n in self.saved:
-            _note(self.ahead[n], "save")
+            set_keep(self.ahead[n], "save")
         for n in again - self.kept:
-            _note(self.ahead[n], "recompute")
+            set_keep(self.ahead[n], "recompute")
 
     def run(self, n: Node, place: int, whole: bool) -> None:
         """``whole``: of a dropout, that its result will be wanted, not its mask alone."""
         again, self.whole, self.place = self.is_forward(n), whole, place
         new = self.repeated(n) if again else self.copy(n, self.operand)
         if again:
-            _note(new, None)
+            set_keep(new, None)
         else:
             self.behind[n] = new
         for m in makes(n, self.found.root):
             held = new if m is n else self.copy(m, lambda _: new, again)
             if again:
-                _note(held, None)
+                set_keep(held, None)
             else:
                 self.behind[m] = held
             self.now[m] = held
@@ -226,8 +226,3 @@ class _Builder:
         if self.apart and (self.is_forward(n) or n.op == "placeholder"):
             return self.input(n)
         return self.ahead[n] if self.is_forward(n) or n.op == "placeholder" else self.operand(n)
-
-
-def _note(node: Node, keep: Keep | None) -> None:
-    if notes(node).keep != keep:
-        set_notes(node, replace(notes(node), keep=keep))

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dsc import cost, liveness, narrow, ops
-from dsc.notes import notes, set_notes
+from dsc.notes import set_keep
 from dsc.passes.memory_offload import AWAY, may_leave
 from dsc.passes.solve import compress
 from dsc.passes.solve.compress import Item
@@ -92,7 +92,7 @@ def install_noted(forward: GraphModule, backward: GraphModule, results: int) -> 
     for name, new in short.items():
         if (away := noted[name].meta.pop(AWAY, None)) is not None:  # what moves is the short form
             ahead[new].meta[AWAY] = (replace(away[0], name=new), away[1])
-            set_notes(ahead[new], replace(notes(ahead[new]), keep="offload"))
+            set_keep(ahead[new], "offload")
     forward.recompile()
     backward.recompile()
 
@@ -100,7 +100,7 @@ def install_noted(forward: GraphModule, backward: GraphModule, results: int) -> 
 def leave_notes(node: Node, format: str) -> None:
     """Mark a node of the forward, for ``install_noted``."""
     node.meta[SHORT] = format
-    set_notes(node, replace(notes(node), keep="compress"))
+    set_keep(node, "compress")
 
 
 def _shorten(gm: GraphModule, x: Node, format: str) -> list[Node]:

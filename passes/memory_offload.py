@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from dsc import cost, liveness, ops, tiers
-from dsc.notes import notes, set_notes
+from dsc.notes import set_keep
 from dsc.passes.solve import offload
 from dsc.passes.solve.offload import Event, Item, Placed
 from dsc.steps import Step, last_uses, steps, storage_of
@@ -83,7 +83,7 @@ def install_noted(forward: GraphModule, backward: GraphModule, results: int) -> 
 def leave_notes(node: Node, away: Away, tier: Tier) -> None:
     """Mark a node of the forward, for ``install_noted``."""
     node.meta[AWAY] = (away, str(tier))
-    set_notes(node, replace(notes(node), keep="offload"))
+    set_keep(node, "offload")
 
 
 def _leave(gm: GraphModule, x: Node, lands: Node | None, output: Node, tier: Tier) -> Node:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from torch.fx import GraphModule
 
 from dsc import cost, liveness
-from dsc.liveness import Profile
-from dsc.passes import memory_compress, memory_offload
+from dsc.passes import memory_away, memory_compress, memory_offload
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory_apply import halves
 from dsc.passes.memory_measure import measure
 from dsc.passes.memory_offload import Away
 from dsc.passes.memory_problem import Extracted
+from dsc.passes.memory_program import Halves, Program
 from dsc.passes.solve import blocks, chain, rotor, schedule
 from dsc.passes.solve.activations import Problem, Stretch, simulate
 from dsc.passes.solve.blocks import Choice
@@ -37,45 +36,16 @@ NEAR = 0.04
 """How far above the budget a guess may be that is tried when nothing else is left to try."""
 ATTEMPTS = 8
 """Plans of the chain that are simulated for one budget."""
-MOVED = (0.3, 0.55, 0.75, 0.9, 1.1)
-"""Shares of what the link can take while the forward runs: budgets larger by that are planned for, and then brought down."""
-SHORTENED = (0.1, 0.25, 0.45)
-"""Shares of the default's peak by which budgets are larger that are planned for, and then brought down by compression."""
-AIMS = 3
-"""How often less is aimed at because the program needs more than was foreseen."""
 RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
 """Programs that are made for one budget; fewer from so many operators on."""
+SMALL = 200
+"""Operators up to which one set of programs serves all budgets."""
+RUNGS = (0.0, 0.12, 0.25, 0.37, 0.5, 0.62, 0.75, 0.88)
+"""Budgets for which that is made: shares of the way from the smallest peak to the default's."""
 PRICES = 16
 """Prices of a byte that are tried in cuts of the whole forward."""
 FUSED = (0.05, 1.0)
 """What traffic a fusible operator is charged in them when it runs again, as a share of its own."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """One plan as the compiler will run it."""
-
-    origin: str
-    schedule: Schedule
-    profile: Profile
-    seconds: float
-    away: tuple[Away, ...] = ()
-    """Saved values that are not in the device's memory between forward and backward."""
-    short: tuple[str, ...] = ()
-    """Saved values that are compressed in between."""
-
-    @property
-    def peak(self) -> int:
-        return self.profile.peak
-
-
-class Halves(NamedTuple):
-    forward: GraphModule
-    backward: GraphModule
-    saved: dict[str, int]
-    """Input of the backward that has been saved -> place among the forward's results."""
-    short: dict[str, str]
-    """Compressed value -> the node that holds its short form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +90,7 @@ class Search:
         self._off: tuple[int, float] | None = None
         self._options: dict[int, list[Choice]] | None = None
         self._table: Table | None = None
+        self._ladder: Sequence[Program] | None = None
 
     def must(self) -> set[int]:
         """Values that the backward reads and that must not be computed twice, or that the user wants saved."""
@@ -241,96 +212,36 @@ class Search:
 
     def within(self, budget: int) -> Program | None:
         """The fastest program found whose peak is at most ``budget`` bytes; None if there is none."""
-        found = [self.resident(budget), *self.compressing(budget), *self.moving(budget)]
+        found = [self.resident(budget), *memory_away.compressing(self, budget), *memory_away.moving(self, budget)]
         return min((p for p in found if p is not None), key=lambda p: p.seconds, default=None)
-
-    def bases(self, budget: int, room: int, shares: Sequence[float]) -> list[Program]:
-        """Programs for budgets larger by shares of ``room``, and the default one, the fastest first."""
-        wider = [budget + int(room * share) for share in shares]
-        found = [self.resident(b) for b in wider if b < self.default.peak]
-        found.append(self.default if self.default.peak > budget else None)
-        return sorted({p.schedule: p for p in found if p is not None}.values(), key=lambda p: p.seconds)
-
-    def compressing(self, budget: int) -> Iterator[Program]:
-        """Programs that recompute for a larger budget, and compress what does not fit then."""
-        if self.format is None:
-            return
-        for base in self.bases(budget, self.default.peak - self.found.problem.fixed, SHORTENED):
-            if (program := self.compressed(base, budget)) is not None:
-                yield program
-
-    def compressed(self, base: Program, budget: int) -> Program | None:
-        """A program with so much of what it saves compressed that it fits."""
-        assert self.format is not None
-        pinned = {self.found.values[v].name for v in self.found.problem.pinned}
-        forward, backward, saved, _ = self.build(base.schedule)
-        aim = budget
-        for _ in range(AIMS):
-            short = memory_compress.plan(
-                forward, backward, saved, self.found.results, aim, self.target, self.format, pinned
-            )
-            if short is None:
-                return None
-            program = self.run_short(base, short)
-            if program.peak <= budget:
-                return program
-            aim -= int((program.peak - budget) * 1.05) + 1
-        return None
-
-    def run_short(self, base: Program, short: tuple[str, ...]) -> Program:
-        forward, backward, saved, names = self.build(base.schedule, (), short)
-        seconds = sum(cost.graph_cost(g, self.target).seconds for g in (forward, backward))
-        profile = marked(liveness.profile_step(forward, backward, saved), names.values())
-        origin = base.origin if base.origin != "default" else "no"
-        return Program(f"{origin} recompute, {self.format}", base.schedule, profile, seconds, (), short)
-
-    def moving(self, budget: int) -> Iterator[Program]:
-        """Programs that recompute, or compress, for a larger budget, and move away what does not fit then."""
-        if self.tier is None:
-            return
-        room = int(self.tier.bandwidth(self.target) * self.forward_seconds)
-        for base in self.bases(budget, room, MOVED):
-            if (program := self.moved(base, budget)) is not None:
-                yield program
-        for wider in {budget + int(room * share) for share in MOVED} if self.format is not None else ():
-            for base in self.compressing(wider):
-                if (program := self.moved(base, budget)) is not None:
-                    yield program
-
-    def moved(self, base: Program, budget: int) -> Program | None:
-        """A program with so much of what it saves moved away that it fits."""
-        assert self.tier is not None
-        forward, backward, saved, names = self.build(base.schedule, (), base.short)
-        known = {new: old for old, new in names.items()}
-        scales = saved.keys() - known.keys() - {n.name for n in self.found.values}
-        aim = budget
-        for _ in range(AIMS):
-            away = memory_offload.plan(
-                forward, backward, saved, self.found.results, aim, self.target, self.tier, scales
-            )
-            if away is None:
-                return None
-            program = self.run_away(base, tuple(replace(a, name=known.get(a.name, a.name)) for a in away))
-            if program.peak <= budget:
-                return program
-            aim -= int((program.peak - budget) * 1.05) + 1
-        return None
-
-    def run_away(self, base: Program, away: tuple[Away, ...]) -> Program:
-        assert self.tier is not None
-        forward, backward, saved, names = self.build(base.schedule, away, base.short)
-        seconds = memory_offload.elapsed(forward, backward, self.target, self.tier)
-        profile = marked(liveness.profile_step(forward, backward, saved), names.values())
-        origin = base.origin if base.short else f"{base.origin if base.origin != 'default' else 'no'} recompute"
-        return Program(f"{origin}, {self.tier.kind} offload", base.schedule, profile, seconds, away, base.short)
 
     def resident(self, budget: int) -> Program | None:
         """The fastest program with nothing moved away.
 
-        The simulator says which plans are worth a look; the programs of the most promising ones decide.
+        Of a small graph, the same programs are weighed for every budget: those found for a few fixed ones.  So a tighter
+        budget never has a larger peak than a looser one, nor less time.
         """
         if self.default.peak <= budget:
             return self.default
+        if len(self.found.problem.ops) >= SMALL:
+            return self.searched(budget)
+        fits = [p for p in self.ladder() if p.peak <= budget]
+        return min(fits, key=lambda p: (p.seconds, p.peak), default=None)
+
+    def ladder(self) -> Sequence[Program]:
+        """All programs that searches for the budgets of ``RUNGS`` make, and the least one."""
+        if self._ladder is None:
+            lowest = self.least_resident().peak
+            for share in RUNGS:
+                self.searched(int(lowest + (self.default.peak - lowest) * share))
+            self._ladder = tuple(self.runs.values())
+        return self._ladder
+
+    def searched(self, budget: int) -> Program | None:
+        """The fastest program that a search for this budget finds, or one before did.
+
+        The simulator says which plans are worth a look; the programs of the most promising ones decide.
+        """
         guesses = [*self.proposals(), *self.from_chain(budget)]
         fits: list[Program] = []
         aims = {budget}
@@ -355,7 +266,7 @@ class Search:
                 aims.add(aim)
                 guesses += [replace(g, peak=g.peak + off) for g in self.from_chain(aim)]
         fits += [p for p in self.runs.values() if p.peak <= budget]
-        if not fits and (least := self.least()).peak <= budget:
+        if not fits and (least := self.least_resident()).peak <= budget:
             fits.append(least)
         return min(fits, key=lambda p: (p.seconds, p.peak), default=None)
 
@@ -420,10 +331,18 @@ class Search:
         problem = self.found.problem
         sizes = sorted(v.nbytes for v in problem.values if v.maker >= 0) or [1]
         highest = max(200 / problem.bandwidth, 4 * problem.launch / max(sizes[len(sizes) // 2], 1))
-        return [float(p) for p in np.geomspace(0.02 / problem.bandwidth, highest, PRICES)]
+        count = PRICES if len(problem.ops) < LARGE else PRICES // 2
+        return [float(p) for p in np.geomspace(0.02 / problem.bandwidth, highest, count)]
 
     def least(self) -> Program:
         """The program with the smallest peak that was found."""
+        least = self.least_resident()
+        if self.format is not None:
+            least = memory_away.lowered(self, least, memory_away.compressed)
+        return least if self.tier is None else memory_away.lowered(self, least, memory_away.moved)
+
+    def least_resident(self) -> Program:
+        """The one with nothing moved away, and nothing compressed."""
         found = [self.default]
         table = self.table()
         for _ in range(ROUNDS):
@@ -438,30 +357,7 @@ class Search:
         for guess in self.proposals():
             if guess.origin == "checkpoint":
                 found.append(self.run(guess.origin, guess.plan))
-        least = min(found, key=lambda p: (p.peak, p.seconds))
-        if self.format is not None:
-            least = self.lowered(least, self.compressed)
-        return least if self.tier is None else self.lowered(least, self.moved)
-
-    def lowered(self, base: Program, by: Callable[[Program, int], Program | None]) -> Program:
-        """The smallest peak that is left of a program if values move away, or are compressed."""
-        best, low, high = base, self.found.problem.fixed, base.peak
-        for _ in range(AIMS * 2):
-            middle = (low + high) // 2
-            program = by(base, middle)
-            if program is None:
-                low = middle
-            else:
-                best, high = program, min(program.peak, middle)
-        return best
-
-
-def marked(profile: Profile, names: Collection[str]) -> Profile:
-    """A profile that tells short forms from values that are saved as they are."""
-    values = tuple(
-        replace(v, kind="compressed") if v.kind == "saved" and v.name in names else v for v in profile.values
-    )
-    return replace(profile, values=values)
+        return min(found, key=lambda p: (p.peak, p.seconds))
 
 
 def _simulated(problem: Problem, plan: Schedule) -> tuple[int, float]:

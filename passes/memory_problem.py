@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from dsc import cost, domain, liveness, ops
 from dsc.passes import recompute
 from dsc.passes.memory_again import inputs_again, is_dropped, needs_form_only, why_not_again
-from dsc.passes.recompute import Joint
+from dsc.passes.recompute import Joint, is_transparent
 from dsc.passes.solve import mincut
 from dsc.passes.solve.activations import Op, Problem, Value
 from dsc.steps import aliases
@@ -99,11 +99,6 @@ def default(gm: GraphModule, joint: Joint) -> mincut.Plan:
 def has_effect(node: Node) -> bool:
     """Whether a call must run though nobody reads its results."""
     return bool(ops.mutated(node)) or node.is_impure() or ops.is_ordered(node)
-
-
-def is_transparent(node: Node) -> bool:
-    """Views and pieces: the same storage."""
-    return node.op == "call_function" and (ops.is_view(node) or ops.is_split(node))
 
 
 def is_call(node: Node, root: Mapping[Node, Node]) -> bool:

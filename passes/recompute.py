@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dsc import ops
 from dsc.manager import Pass, Remark, Report
-from dsc.notes import Keep, notes, set_notes
+from dsc.notes import set_keep
 from dsc.passes.solve.mincut import Plan, Problem, Value, cost, solve
 from dsc.runtime.state import is_attribute
 from dsc.target import Target
@@ -97,7 +97,7 @@ def read(gm: GraphModule) -> Joint:
             backward[node] = max((backward[a] + _is_barrier(a) for a in late), default=0)
         else:
             forward[node.name] = node
-            see_through = _is_transparent(node) and node not in returned
+            see_through = is_transparent(node) and node not in returned
             root[node] = root[ops.operand(node, 0)] if see_through else node
     del backward[output]
     _place_constants(backward)
@@ -159,7 +159,7 @@ def apply(gm: GraphModule, plan: Plan, joint: Joint | None = None) -> bool:
     again = set(plan.recompute)
     for name in plan.save + plan.recompute:
         if joint.forward[name].op == "call_function":
-            _note(joint.forward[name], "recompute" if name in again else "save")
+            set_keep(joint.forward[name], "recompute" if name in again else "save")
     place = {n: i for i, n in enumerate(joint.backward)}
     first: dict[int, Node] = {i: n for n, i in place.items()}  # what now stands first at each old node
     changed = False
@@ -173,7 +173,7 @@ def apply(gm: GraphModule, plan: Plan, joint: Joint | None = None) -> bool:
         with gm.graph.inserting_before(first[at]):
             copy = gm.graph.node_copy(node)
         copy.meta["partitioner_tag"] = "is_backward"
-        _note(copy, None)
+        set_keep(copy, None)
         first[at], place[copy] = copy, at
         for u in late:
             u.replace_input_with(node, copy)
@@ -187,7 +187,7 @@ def why_saved(joint: Joint, node: Node, past: frozenset[Node]) -> str | None:
     """Why a forward value cannot be recomputed; None if it can."""
     if node.op != "call_function":
         return "an input"
-    if _is_transparent(node):
+    if is_transparent(node):
         return None if joint.root[ops.operand(node, 0)] not in joint.written else "of an input that the graph writes"
     info = ops.info(node)
     if info.kind == "item":
@@ -240,16 +240,12 @@ def size_text(n: int) -> str:
     return f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB" if n >= 2**10 else f"{n} B"
 
 
-def _note(node: Node, keep: Keep | None) -> None:
-    if notes(node).keep != keep:
-        set_notes(node, replace(notes(node), keep=keep))
-
-
 def _is_input(node: Node) -> bool:
     return node.op == "placeholder" and not any(t in str(node.target) for t in ("tangents", "bwd_seed", "bwd_base"))
 
 
-def _is_transparent(node: Node) -> bool:
+def is_transparent(node: Node) -> bool:
+    """Views and pieces: the same storage."""
     return node.op == "call_function" and (ops.is_view(node) or ops.is_split(node))
 
 
@@ -277,14 +273,14 @@ def _written(node: Node) -> list[Node]:
 def _readers(joint: Joint, node: Node) -> Iterator[Node]:
     """Nodes that read the values of ``node``, through views, but not its sizes."""
     for user in node.users:
-        if _is_transparent(user) and user not in joint.returned:
+        if is_transparent(user) and user not in joint.returned:
             yield from _readers(joint, user)
         elif not _is_size(user) and user.op == "call_function":
             yield user
 
 
 def _deps(joint: Joint, node: Node) -> list[Node]:
-    if _is_transparent(node):
+    if is_transparent(node):
         return [joint.root[ops.operand(node, 0)]]
     return list(dict.fromkeys(joint.root[a] for a in ops.tensor_operands(node)))
 

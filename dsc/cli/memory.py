@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from dsc.debug import shapes
     from dsc.debug.capture import Session
     from dsc.debug.source import Model
-    from dsc.passes.memory_plan import Program, Search
+    from dsc.passes.memory_plan import Search
+    from dsc.passes.memory_program import Program
     from dsc.plan import Decision, MemoryPlan
     from dsc.target import Target
     from dsc.tiers import Tier

@@ -14,8 +14,9 @@ from dsc.errors import UnknownModel
 from dsc.models import gpt, llama, zoo
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
-from dsc.passes.memory_plan import Program, Search
+from dsc.passes.memory_plan import Search
 from dsc.passes.memory_problem import extract
+from dsc.passes.memory_program import Program
 from dsc.target import Target
 from dsc.tiers import Tier
 from dsc.torch_shim import activation_budget, min_cut_rematerialization_partition

@@ -23,8 +23,11 @@ COLORS: Mapping[Kind, str] = {
     "pool": "#e0cfa9",
 }
 NAMES: Mapping[Kind, str] = {
-    "input": "parameters and inputs", "saved": "saved for the backward", "compressed": "saved in fewer bits",
+    "input": "parameters and inputs", "tangent": "incoming gradients", "result": "results", "gradient": "gradients",
+    "saved": "saved for the backward", "compressed": "saved in fewer bits", "temporary": "temporaries",
 }  # fmt: skip
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 LARGE_STEPS = 4000
 """Steps beyond which neighbours are shown as one, at the larger of them."""
 
@@ -33,7 +36,8 @@ def write(path: Path, shown: Sequence[tuple[str, Profile]], budget: int | None, 
     """``.html``, or an image where kaleido is installed."""
     picture = figure(shown, budget, title)
     if path.suffix == ".html":
-        picture.write_html(path, include_plotlyjs=True)
+        page = picture.to_html(include_plotlyjs=True, config={"responsive": True})
+        path.write_text(page.replace("<head>", f"<head>{VIEWPORT}", 1), encoding="utf-8")
     else:
         picture.write_image(path, width=1400, height=420 * len(shown))
 
@@ -46,25 +50,31 @@ def figure(shown: Sequence[tuple[str, Profile]], budget: int | None, title: str)
         rows=len(shown), cols=1, subplot_titles=[name for name, _ in shown], shared_yaxes="all", vertical_spacing=0.12
     )
     named: set[Kind] = set()
+    top = max(profile.peak for _, profile in shown)
+    unit, size = next((u for u in UNITS if top >= u[1]), UNITS[-1])
     for row, (_, profile) in enumerate(shown, 1):
         steps = [name for name, _ in profile.timeline]
         keep = kept(profile)
         for kind, alive in by_kind(profile).items():
             line: dict[str, Any] = {
-                "x": keep, "y": [alive[i] / 2**30 for i in keep], "text": [steps[i] for i in keep],
+                "x": keep, "y": [alive[i] / size for i in keep], "text": [steps[i] for i in keep],
                 "name": NAMES.get(kind, kind), "legendgroup": kind, "showlegend": kind not in named,
                 "stackgroup": "alive", "line": {"width": 0, "shape": "hv"}, "fillcolor": COLORS[kind],
-                "hovertemplate": "%{text}: %{y:.3f} GiB",
+                "hovertemplate": f"%{{text}}: %{{y:.4~g}} {unit}",
             }  # fmt: skip
             picture.add_trace(go.Scatter(**line), row=row, col=1)
             named.add(kind)
         if budget is not None:
             picture.add_hline(
-                y=budget / 2**30, line={"dash": "dash", "color": "#c0392b"}, annotation_text="budget", row=row, col=1
+                y=budget / size, line={"dash": "dash", "color": "#c0392b"}, annotation_text="budget", row=row, col=1
             )
-        picture.update_yaxes(title_text="GiB alive", rangemode="tozero", row=row, col=1)
+        picture.update_yaxes(title_text=f"{unit} alive", rangemode="tozero", row=row, col=1)
     picture.update_xaxes(title_text="step of forward and backward", row=len(shown), col=1)
-    picture.update_layout(title=title, template="plotly_white", hovermode="x", height=420 * len(shown))
+    below = {"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom"}
+    margin = {"l": 56, "r": 16, "t": 90, "b": 130}
+    picture.update_layout(
+        title=title, template="plotly_white", hovermode="x", height=420 * len(shown), legend=below, margin=margin
+    )
     return picture
 
 

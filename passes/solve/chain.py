@@ -35,7 +35,7 @@ class Block:
     local: tuple[int, ...]
     """Its values in an order that is the same in all blocks that are alike."""
     once: frozenset[int]
-    """Values that it makes which must not be computed again, and that somebody reads."""
+    """Values that it makes which must not be computed again, and that somebody reads; those that the user wants saved."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,9 @@ def _chain(
             grads[made_by[v]] += problem.values[v].nbytes
     blocks = []
     read = {v for op in problem.ops for v, _ in op.reads} - always
+    wanted = {v for op in problem.ops if not op.forward for v, _ in op.reads} - always
     for k in range(count):
+        made = [v for o in ahead[k] for v in problem.ops[o].makes]
         key, local = _key(problem, ahead[k], behind[k], enters[k], leaves[k], frozenset(always))
         blocks.append(
             Block(
@@ -201,7 +203,8 @@ def _chain(
                 grads[k],
                 key,
                 local,
-                frozenset(v for o in ahead[k] if not problem.ops[o].again for v in problem.ops[o].makes if v in read),
+                frozenset(v for v in made if v in read and not problem.ops[problem.values[v].maker].again)
+                | (problem.pinned & wanted).intersection(made),
             )
         )
     return Chain(tuple(blocks), frozenset(always))

@@ -59,6 +59,7 @@ class Move:
 
 
 Cell: TypeAlias = tuple[Floats, Ints]
+"""Seconds for every amount of memory, with as many infinite ones before them, so that a shift is a view; and how."""
 SPLIT = 1 << 16
 """What is added to a split's distance, to tell it from an option."""
 SPLITS = 32
@@ -75,7 +76,8 @@ class Table:
 
     @property
     def time(self) -> Floats:
-        return self.cells[0, len(self.stages) - 1][0][0]
+        padded = self.cells[0, len(self.stages) - 1][0][0]
+        return padded[len(padded) // 2 :]
 
     @property
     def least(self) -> int | None:
@@ -180,13 +182,15 @@ def _cell(
     run_on: Sequence[float],
     lean_peak: Sequence[int],
 ) -> Cell:
-    best: Floats = np.full(width, np.inf)
+    padded: Floats = np.full(2 * width, np.inf)
+    best = padded[width:]
     how: Ints = np.full(width, -1, dtype=np.int32)
 
     def offer(times: Floats, start: int, label: int) -> None:
         better = times[start:] < best[start:]
-        best[start:][better] = times[start:][better]
-        how[start:][better] = label
+        if better.any():
+            np.copyto(best[start:], times[start:], where=better)
+            how[start:][better] = label
 
     later = units.between(i + 1, j + 1)
     for x, option in enumerate(stages[i].options):
@@ -214,14 +218,11 @@ def _cell(
         right = _shifted(cells[k, j][rerun][0], units.enters[k] + once)
         left = _shifted(cells[i, k - 1][1][0], units.between(k, j + 1) + once)
         offer(right + left + (run_on[k] - run_on[i]), peak, SPLIT + k - i)
-    return best, how
+    return padded, how
 
 
-def _shifted(times: Floats, units: int) -> Floats:
-    """``times[m - units]`` for every m."""
-    if units == 0:
-        return times
-    out: Floats = np.full(len(times), np.inf)
-    if units < len(times):
-        out[units:] = times[: len(times) - units]
-    return out
+def _shifted(padded: Floats, units: int) -> Floats:
+    """The seconds with ``units`` less memory, for every amount; infinite where there is none."""
+    width = len(padded) // 2
+    start = width - min(units, width)
+    return padded[start : start + width]

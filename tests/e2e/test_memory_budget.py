@@ -146,6 +146,22 @@ def test_what_cannot_be_met_names_the_smallest_peak() -> None:
         call(*inputs)
 
 
+def test_a_tighter_budget_has_neither_a_larger_peak_nor_less_time() -> None:
+    torch.manual_seed(0)
+    step = kit_memory.train_step(Stack(layers=3), stack()[1])
+    Canonicalize().run(step.joint, CPU)
+    found = extract(step.joint, CPU)
+    planner = Search(step.joint, found, CPU)
+    low, high = planner.least().peak, planner.default.peak
+    budgets = [low + (high - low) * i // 6 for i in (0, 1, 2, 3, 5)]
+    programs = [Search(step.joint, found, CPU).within(b) for b in budgets]
+    assert all(p is not None and p.peak <= b for p, b in zip(programs, budgets))
+    peaks, seconds = zip(*((p.peak, p.seconds) for p in programs if p is not None))
+    assert list(peaks) == sorted(peaks)
+    assert list(seconds) == sorted(seconds, reverse=True)
+    assert len(set(peaks)) > 2
+
+
 def test_without_a_budget_nothing_changes() -> None:
     model, inputs = stack()
     call, found = compiled(model)

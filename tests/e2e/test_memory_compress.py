@@ -13,6 +13,7 @@ from dsc import plan as plans
 from dsc.compiler import split
 from dsc.manager import PassPipeline
 from dsc.options import Options
+from dsc.passes import memory_away
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory, described, remarks
@@ -78,9 +79,9 @@ def test_the_measured_peak_is_the_planned_one(format: str, emit: str) -> None:
 def test_short_forms_move_to_the_host_too(tmp_path: Path) -> None:
     planner = search(stack, fused=True)
     planner.format, planner.tier = "e4m3", tiers.parse("cpu")
-    short = planner.compressed(planner.default, int(0.7 * planner.default.peak))
+    short = memory_away.compressed(planner, planner.default, int(0.7 * planner.default.peak))
     assert short is not None
-    both = planner.moved(short, int(0.6 * planner.default.peak))
+    both = memory_away.moved(planner, short, int(0.6 * planner.default.peak))
     assert both is not None
     plan = described(planner, both, both.peak, 0)
     assert {d.keep for d in plan.decisions if d.format} & {"offload"}

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 import kit_memory
-from dsc import kernels, link, tiers
+from dsc import kernels, link, target, tiers
 from dsc.compiler import split
 from dsc.errors import BadOption, OffloadFailed
 from dsc.manager import PassPipeline
@@ -110,8 +110,18 @@ def test_what_may_not_be_asked_for() -> None:
     call, _ = compiled(model, memory_budget=within(0.5), offload="disk", emit="aten")
     with pytest.raises(Exception, match=r"offload.*'cpu', or 'nvme:FOLDER'"):
         call(*inputs)
-    with pytest.raises(BadOption, match="nvme:FOLDER"):
-        tiers.parse("nvme:")
+    for text in ("nvme:", "nvme:@3GB/s", "nvme:/data@0GB/s"):
+        with pytest.raises(BadOption, match="nvme:FOLDER"):
+            tiers.parse(text)
+
+
+def test_the_speed_of_a_drive_is_the_targets_or_given() -> None:
+    a100 = target.find("a100")
+    assert tiers.parse("nvme:/data").bandwidth(a100) == a100.drive
+    given = tiers.parse("nvme:/da@ta@6.5GB/s")
+    assert (given.folder, given.bandwidth(a100)) == ("/da@ta", 6.5e9)
+    assert tiers.parse(str(given)) == given
+    assert tiers.parse("nvme:/data@900GB/s").bandwidth(a100) == tiers.parse("cpu").bandwidth(a100)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
