@@ -6,8 +6,8 @@
    rounded down, so that scaling is exact.  Where amax is 0 the scale is 1.
 3. ``q = round(clamp(x / scale, -max, max))``, to nearest, ties to even.  e5m2 saturates, as on a GPU.
 4. What is not finite stays so: its scale is infinite or NaN, and the products that read it are NaN.
-5. The product is that of the dequantised values in fp32, rounded once to the dtype of the result.  fp8 by rows
-   is multiplied by ``_scaled_mm``.  For whole matrices of one dtype that one adds ``a * b * scale_a * scale_b`` up one
+5. The product is that of the dequantised values in fp32, rounded once to the dtype of the result.  fp8 by rows,
+   and whole matrices of two dtypes, are multiplied by ``_scaled_mm``.  For whole ones of one dtype that one adds ``a * b * scale_a * scale_b`` up one
    by one, a thousand times slower: up to ``IN_ORDER`` terms the sum here is the same to the last bit, above that it is a product's.
 
 Sources: Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (formats); DeepSeek-V3, 2024, section 3.3 (blocks);
@@ -121,12 +121,13 @@ def grain_of(q: Tensor, scale: Tensor) -> str:
 def mm8(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
     """``a`` [M, K] times the transpose of ``b`` [N, K] -> [M, N]."""
     rows = (tuple(scale_a.shape), tuple(scale_b.shape)) == ((len(a), 1), (len(b), 1))
-    if rows and a.dtype != torch.int8 and a.numel() and b.numel():
-        product: Tensor = torch.ops.aten._scaled_mm(a, b.t(), scale_a, scale_b.t(), out_dtype=dtype)
-        return product
-    whole = scale_a.dim() == scale_b.dim() == 0 and a.dtype == b.dtype != torch.int8
-    if whole and a.numel() * len(b) <= IN_ORDER:
-        return in_order(a.float(), scale_a, b.float(), scale_b).to(dtype)
+    whole = scale_a.dim() == scale_b.dim() == 0
+    if a.dtype != torch.int8 and a.numel() and b.numel():
+        if rows or (whole and a.dtype != b.dtype):
+            product: Tensor = torch.ops.aten._scaled_mm(a, b.t(), scale_a, scale_b.t(), out_dtype=dtype)
+            return product
+        if whole and a.numel() * len(b) <= IN_ORDER:
+            return in_order(a.float(), scale_a, b.float(), scale_b).to(dtype)
     return (dequantise(a, scale_a) @ dequantise(b, scale_b).t()).to(dtype)
 
 
