@@ -21,9 +21,8 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
     "flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
     " Tensor? attn_mask, Tensor? keep, float grow, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)"
 )
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-WIDEST = 256
-"""Of a head."""
+WIDEST = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 64}
+"""Of a head; its keys are the dtypes of operands."""
 
 
 def spread(like: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Attention(Pass):
        the kernel does not: it is nearer to the exact result, but not the same, so this is done with ``fast`` only
        (``numerics="fast"``).
     4. Whatever is taken is modelled at least ``gain`` times as fast; ``gain=0`` takes all that can be, for the memory.
-    5. Does not fire: other dtypes, heads wider than 256, keys and values of different widths, masks that have a gradient,
+    5. Does not fire: other dtypes, heads wider than 256 (fp32: 64), keys and values of different widths, masks that have a gradient,
        two masks, weights or scores that something else reads, dropout in ATen's kernels (random numbers of their own).
     """
 
@@ -58,16 +58,17 @@ class Attention(Pass):
         if target.kind != "cuda":
             return Report(False)
         rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
-        remarks = []
+        remarks: list[Remark] = []
+        gone: set[Node] = set()
         for node in list(gm.graph.nodes):
             name = packet(node) if node.op == "call_function" else ""
             if name in FUSED:
                 remarks += self.fused(rw, node, FUSED[name], target)
             elif name in SOFTMAX:
-                remarks += self.by_hand(rw, node, target)
+                remarks += self.by_hand(rw, node, gone, target)
         changed = any(r.verdict == "did" for r in remarks)
         if changed:
-            drop_dead(gm)
+            sweep(gm, gone)
         return Report(changed, tuple(remarks))
 
     # ATen's fused kernels.
@@ -112,8 +113,8 @@ class Attention(Pass):
 
     # Written by hand.
 
-    def by_hand(self, rw: Rewriter, node: Node, target: Target) -> list[Remark]:
-        """Case 3."""
+    def by_hand(self, rw: Rewriter, node: Node, gone: set[Node], target: Target) -> list[Remark]:
+        """Case 3; ``gone`` gets what nobody reads any more."""
         found = find(rw.gm, node)
         if isinstance(found, str):
             return [Remark(node.name, "skipped", f"stays products and a softmax: {found}")] if found else []
@@ -128,6 +129,7 @@ class Attention(Pass):
         old, new = self.weigh(found, target)
         if (remark := self.slower(node, "stays products and a softmax", old, new)) is not None:
             return [remark]
+        gone.update(found.scores, found.backward.scores if found.backward is not None else ())
         write_by_hand(rw, found)
         seen = "causal, " if found.causal else ""
         return [Remark(node.name, "did", f"flash attention, {seen}no scores in memory: {new} instead of {old}")]
@@ -159,11 +161,21 @@ class Attention(Pass):
         return Remark(node.name, "skipped", f"{stays}: {old}, Triton's flash attention would take {new}")
 
 
+def sweep(gm: GraphModule, gone: set[Node]) -> None:
+    """Erase the nodes, and whatever was read by them alone."""
+    erased = True
+    while erased:
+        dead = [n for n in reversed(list(gm.graph.nodes)) if n in gone and not n.users]
+        for n in dead:
+            gm.graph.erase_node(n)
+        erased = bool(drop_dead(gm)) or bool(dead)
+
+
 def refuses(q: torch.Tensor, v: torch.Tensor) -> str | None:
     """Why the kernel cannot have these operands, in a few words."""
-    if q.dtype not in flash_attention.DTYPES or q.dtype != v.dtype:
+    if q.dtype not in flash_attention.WIDEST or q.dtype != v.dtype:
         return f"{ops.SHORT.get(q.dtype, q.dtype)} operands"
-    if not isinstance(q.shape[-1], int) or q.shape[-1] > flash_attention.WIDEST:
+    if not isinstance(q.shape[-1], int) or q.shape[-1] > flash_attention.WIDEST[q.dtype]:
         return f"heads {q.shape[-1]} wide"
     return None
 

@@ -166,7 +166,7 @@ def _weights(softmax: Node) -> tuple[_Weights, Node | None]:
             dropout = n
             down = [u for u in n.users if u.args[1] == 0]
         if len(down) != 1:
-            raise No("" if n is softmax else "its weights are read")
+            raise No("its weights are read" if down else "")
         made.append(n)
         (n,) = down
         if packet(n) == "bmm" and n.args[0] is made[-1]:

@@ -59,6 +59,7 @@ def write_fused(
                     write_result(rw, total, rw.call(items[i], operator.getitem, three, i))
         _drop(rw, [u for i in (1, 2) if heads and i in items for u in items[i].users])
         replace_items(rw, backward, three, 3)
+    _drop(rw, [u for i in node.users if i.args[1] != OUT for u in i.users])  # aliases that the backward read
     replace_items(rw, node, both, 1, {OUT: out})
 
 
@@ -187,14 +188,20 @@ def _land(rw: Rewriter, found: Found, product: Node, new: Node, is_turned: bool,
 def write_result(rw: Rewriter, old: Node, new: Node) -> None:
     """``new`` for ``old``, both [B, H, L, D], in the strides that readers expect; one that turns and copies needs neither."""
     for user in list(old.users):
-        copies = list(user.users)
-        if packet(user) != "transpose" or user.args[1:] != (1, 2) or not all(map(_is_copy, copies)):
+        if packet(user) != "transpose" or user.args[1:] != (1, 2):
             continue
         with rw.gm.graph.inserting_before(user):
             lines = rw.call(user, aten.transpose.int, new, 1, 2)
-        for copy in copies:
-            if ops.tensor(copy).stride() == ops.tensor(lines).stride():
-                copy.replace_all_uses_with(lines)
+        for reader in list(user.users):
+            copies = [reader] if _is_copy(reader) else list(reader.users) if packet(reader) in SHAPES else []
+            if not copies or not all(map(_is_copy, copies)):
+                continue
+            with rw.gm.graph.inserting_before(reader):
+                shape = list(ops.tensor(copies[0]).shape)
+                whole = lines if copies == [reader] else rw.call(reader, aten.view.default, lines, shape)
+            for copy in copies:
+                if ops.tensor(copy).stride() == ops.tensor(whole).stride():
+                    copy.replace_all_uses_with(whole)
     _drop(rw, list(old.users))
     if old.users:
         with rw.gm.graph.inserting_before(old):

@@ -45,12 +45,12 @@ def weights_of(scores, sum_, bias, row, rows, rs, column, columns, cs, MASK: tl.
 
 @triton.jit
 def readers(
-    keys, values, q, grad, sums, inner, bias, kept, j, d, acc_k, acc_v, start, stop, rows, columns, steep, grow, qt, gt,
-    mt, ms, dt, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, M: tl.constexpr,
+    keys, values, q, grad, sums, inner, bias, kept, j, d, acc_k, acc_v, start, rows, columns, steep, grow, qt, gt, mt,
+    ms, dt, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, M: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """What the queries from ``start`` to ``stop`` of one head give; all tiles stand turned, [keys, queries]."""
-    for first in range(start, stop, M):
+    """What the queries from ``start`` on of one head give; all tiles stand turned, [keys, queries]."""
+    for first in range(start, rows, M):
         i = first + tl.arange(0, M)
         queries = part(q, i, rows, qt, d, WIDTH, D, EDGE)
         sum_ = tl.load(sums + i, mask=i < rows, other=float("inf")) * LOG2E  # rows beyond the end weigh nothing
@@ -94,32 +94,19 @@ def backward_keys(
     values = part(v + batch * vb + own * vh, j, columns, vt, d, WIDTH, D, True)
     acc_k = tl.full((N, D), 0.0, tl.float32)
     acc_v = tl.full((N, D), 0.0, tl.float32)
-    start, crossed = 0, 0
+    start = 0
     if CAUSAL:
         start = program % count * N // M * M
-        crossed = tl.minimum((program % count * N + N + M - 1) // M * M, (rows + M - 1) // M * M)
-        start = tl.minimum(start, crossed)
-    whole = tl.maximum(rows // M * M, crossed)
     steep = scale * LOG2E
     for turn in range(shared):
         head = own * shared + turn
         line = (batch * heads + head) * rows
         queries, given = q + batch * qb + head * qh, grad + batch * gb + head * gh
         bias, kept = mask + batch * mb + head * mh, keep + batch * db + head * dh
-        if CAUSAL:
-            acc_k, acc_v = readers(
-                keys, values, queries, given, sums + line, inner + line, bias, kept, j, d, acc_k, acc_v, start, crossed,
-                rows, columns, steep, grow, qt, gt, mt, ms, dt, CAUSAL, MASK, DROP, True, M, D, WIDTH, PRECISION, KEYS, VALUES,
-            )  # fmt: skip
         acc_k, acc_v = readers(
-            keys, values, queries, given, sums + line, inner + line, bias, kept, j, d, acc_k, acc_v, crossed, whole,
-            rows, columns, steep, grow, qt, gt, mt, ms, dt, CAUSAL, MASK, DROP, False, M, D, WIDTH, PRECISION, KEYS, VALUES,
+            keys, values, queries, given, sums + line, inner + line, bias, kept, j, d, acc_k, acc_v, start, rows, columns,
+            steep, grow, qt, gt, mt, ms, dt, CAUSAL, MASK, DROP, CAUSAL or RAGGED, M, D, WIDTH, PRECISION, KEYS, VALUES,
         )  # fmt: skip
-        if RAGGED:
-            acc_k, acc_v = readers(
-                keys, values, queries, given, sums + line, inner + line, bias, kept, j, d, acc_k, acc_v, whole, rows,
-                rows, columns, steep, grow, qt, gt, mt, ms, dt, CAUSAL, MASK, DROP, True, M, D, WIDTH, PRECISION, KEYS, VALUES,
-            )  # fmt: skip
     stored = (j < columns)[:, None] & (d[None, :] < WIDTH)
     if KEYS:
         at = dk + batch * xb + own * xh + j[:, None] * xt + d[None, :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -47,20 +47,20 @@ Table = Mapping[str, Mapping[int, Tile]]
 # Tiles that compile for the GPU without spills, its matrix units in all products; none was measured.
 AMPERE: Table = {
     "forward": {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 64, 8, 2)},
-    "backward_keys": {64: Tile(32, 128, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 64, 8, 1)},
+    "backward_keys": {64: Tile(32, 128, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 64, 8, 2)},
     "backward_queries": {64: Tile(128, 64, 8, 2), 128: Tile(64, 64, 8, 2), 256: Tile(64, 32, 8, 1)},
 }
 HOPPER: Table = {
     "forward": {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 64, 8, 2)},
-    "backward_keys": {64: Tile(64, 128, 8, 2), 128: Tile(32, 64, 8, 2), 256: Tile(32, 64, 8, 1)},
-    "backward_queries": {64: Tile(128, 64, 8, 2), 128: Tile(64, 64, 8, 2), 256: Tile(64, 32, 8, 1)},
+    "backward_keys": {64: Tile(64, 128, 8, 2), 128: Tile(64, 64, 8, 2), 256: Tile(32, 64, 8, 2)},
+    "backward_queries": {64: Tile(128, 64, 8, 2), 128: Tile(64, 64, 8, 2), 256: Tile(64, 32, 8, 2)},
 }
 FULL: Table = {
-    "forward": {64: Tile(64, 32, 4, 2), 128: Tile(32, 32, 4, 2), 256: Tile(32, 16, 4, 1)},
-    "backward_keys": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 4, 1)},
-    "backward_queries": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 4, 1)},
+    "forward": {64: Tile(32, 32, 4, 1)},
+    "backward_keys": {64: Tile(16, 32, 4, 1)},
+    "backward_queries": {64: Tile(32, 16, 4, 1)},
 }
-"""For fp32."""
+"""For fp32: wider heads keep too much in registers."""
 APART = 256
 """Padded heads so wide that keys and values have a launch each: both sums would not fit into registers."""
 
@@ -80,6 +80,15 @@ def tiles(capability: int) -> Choose:
         return next(tile for widest, tile in table[name].items() if width <= widest)
 
     return choose
+
+
+def masked(name: str, tile: Tile) -> Tile:
+    """For a mask or dropout, which take registers: half as many of those that a program walks."""
+    if name == "products":
+        return tile
+    if name == "backward_keys":
+        return replace(tile, queries=max(16, tile.queries // 2))
+    return replace(tile, keys=max(16, tile.keys // 2))
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,8 @@ class Form:
         }  # fmt: skip
 
     def tile(self, choose: Choose, name: str) -> Tile:
-        return choose(name, padded(self.query.shape[-1]), self.query.element_size())
+        tile = choose(name, padded(self.query.shape[-1]), self.query.element_size())
+        return tile if self.mask is None and self.keep is None else masked(name, tile)
 
     def programs(self, rows: Tensor, each: int) -> int:
         """Tiles of ``each`` rows of [B, H, T, D]."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from dsc import errors, passlist, text
+from dsc import defaults, errors, passlist, text
 from dsc.debug.capture import capture
 from dsc.debug.source import Called, Model, loss_of
 from dsc.manager import Pass, Report
@@ -44,7 +44,7 @@ def test_every_graph_after_every_pass(target: str) -> None:
     s = session("mlp-tiny", target)
     (region,) = s.regions
     names = [(x.graph, x.name) for x in region.stages]
-    joint = [("joint", "trace"), *(("joint", p.name) for p in passlist.JOINT)]
+    joint = [("joint", "trace"), *(("joint", p.name) for p in defaults.joint(s.target, s.options))]
     graphs = [[(g, "trace"), *((g, p.name) for p in passlist.GRAPH)] for g in ("forward", "backward")]
     assert names == [*joint, *graphs[0], *graphs[1]]
     assert [p.kind for p in region.programs] == ["forward", "backward"]
