@@ -29,7 +29,7 @@ class Item:
 
 
 def choose(alive: Sequence[int], items: Sequence[Item], budget: int) -> tuple[Item, ...] | None:
-    """The cheapest of ``items`` that bring the peak within ``budget`` bytes; None if all together do not.
+    """The cheapest of ``items`` that bring the peak within ``budget`` bytes; None if taking them so finds no way.
 
     ``alive``: bytes at each step with nothing compressed.  Items are taken by seconds a byte until the peak is met, and
     then dropped again, the dearest first, where it is met without them.

@@ -59,7 +59,6 @@ class Move:
 
 
 Cell: TypeAlias = tuple[Floats, Ints]
-"""Seconds for every amount of memory, with as many infinite ones before them, so that a shift is a view; and how."""
 SPLIT = 1 << 16
 """What is added to a split's distance, to tell it from an option."""
 SPLITS = 32
@@ -76,8 +75,7 @@ class Table:
 
     @property
     def time(self) -> Floats:
-        padded = self.cells[0, len(self.stages) - 1][0][0]
-        return padded[len(padded) // 2 :]
+        return self.cells[0, len(self.stages) - 1][0][0]
 
     @property
     def least(self) -> int | None:
@@ -182,15 +180,13 @@ def _cell(
     run_on: Sequence[float],
     lean_peak: Sequence[int],
 ) -> Cell:
-    padded: Floats = np.full(2 * width, np.inf)
-    best = padded[width:]
+    best: Floats = np.full(width, np.inf)
     how: Ints = np.full(width, -1, dtype=np.int32)
 
     def offer(times: Floats, start: int, label: int) -> None:
         better = times[start:] < best[start:]
-        if better.any():
-            np.copyto(best[start:], times[start:], where=better)
-            how[start:][better] = label
+        best[start:][better] = times[start:][better]
+        how[start:][better] = label
 
     later = units.between(i + 1, j + 1)
     for x, option in enumerate(stages[i].options):
@@ -218,11 +214,14 @@ def _cell(
         right = _shifted(cells[k, j][rerun][0], units.enters[k] + once)
         left = _shifted(cells[i, k - 1][1][0], units.between(k, j + 1) + once)
         offer(right + left + (run_on[k] - run_on[i]), peak, SPLIT + k - i)
-    return padded, how
+    return best, how
 
 
-def _shifted(padded: Floats, units: int) -> Floats:
-    """The seconds with ``units`` less memory, for every amount; infinite where there is none."""
-    width = len(padded) // 2
-    start = width - min(units, width)
-    return padded[start : start + width]
+def _shifted(times: Floats, units: int) -> Floats:
+    """``times[m - units]`` for every m."""
+    if units == 0:
+        return times
+    out: Floats = np.full(len(times), np.inf)
+    if units < len(times):
+        out[units:] = times[: len(times) - units]
+    return out

@@ -18,7 +18,7 @@ FILL = {
     "aten": "#dfe3ea", "view": "#ffffff", "open": "#ffffff", "input": "#e2f0ff", "parameter": "#e6f6e4", "result": "#c9d2e0",
 }  # fmt: skip
 KERNELS = ("#ffe2c7", "#d3efe3", "#ddddf8", "#fbd9e8", "#e5f2c4", "#fdedb5", "#d0edf6", "#f3d9cf")
-BORDER = {"save": "#e8890c", "recompute": "#8b3fd1", "offload": "#0a8f8f"}
+BORDER = {"save": "#e8890c", "recompute": "#8b3fd1", "offload": "#0a8f8f", "compress": "#2a9d6f"}
 PER_INCH = 72.0
 SECONDS = 60.0
 """After which ``dot`` is stopped: on thousands of nodes it may take hours."""

@@ -15,6 +15,13 @@ HEAVY = 1 << 20
 """Bytes from which on a wire is drawn thick."""
 MARK = '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
 ARROW = f'<defs>{MARK}<path d="M0,0.5 L8,4 L0,7.5 z" fill="#7d8899"/></marker></defs>'
+MARKS = (
+    ("save", "saved for the backward"),
+    ("recompute", "computed again"),
+    ("offload", "offloaded"),
+    ("compress", "compressed"),
+)
+"""What may be decided of a value, and its words in the legend."""
 KEY = (
     ("kernel c0", "in a kernel, one colour each"),
     ("aten", "left to ATen"),
@@ -65,7 +72,7 @@ def legend(title: str) -> str:
         parts.append(f'<text x="{x + 19:.0f}" y="42">{words}</text>')
         x += 32 + len(words) * 6.02
     x = 14.0
-    for kind, words in (("save", "saved for the backward"), ("recompute", "computed again"), ("offload", "offloaded")):
+    for kind, words in MARKS:
         parts.append(f'<g class="box"><rect class="mark {kind}" x="{x + 4:.0f}" y="52" width="5" height="12"/></g>')
         parts.append(f'<text x="{x + 19:.0f}" y="62">{words}</text>')
         x += 32 + len(words) * 6.02
