@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc import defaults, errors, kernels, live, watch
+from dsc import defaults, errors, foretell, kernels, live, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.notes import notes
@@ -131,6 +131,7 @@ def move_saved(forward: GraphModule, backward: GraphModule, results: int) -> Non
 
 def plan_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     """The joint graph after its passes, in place."""
+    foretell.correct(gm)
     for w in compiler.watchers:
         w.traced("joint", gm)
     for name, report in compiler.pipeline("joint").run(gm, compiler.target):
@@ -215,6 +216,8 @@ def plan(gm: GraphModule, kind: str, compiler: Compiler, build: bool = True) -> 
     With ``build`` the kernels will be wanted here: without a C++ compiler the graph is left to ATen.
     """
     start = time.perf_counter()
+    if kind == "inference":  # forward and backward were put right as one graph
+        foretell.correct(gm)
     for w in compiler.watchers:
         w.traced(kind, gm)
     emitter = kernels.emitter(compiler.options, device_of(gm))

@@ -38,6 +38,15 @@ CHECKS = frozenset(
 )
 """Raise for some values of their operands."""
 
+FIRST_IS_A_PATTERN = frozenset(
+    """
+    zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full
+    new_empty_strided new_tensor size dim ndimension numel stride storage_offset element_size is_contiguous
+    """.split()
+)
+SECOND_IS_A_PATTERN = frozenset("type_as expand_as view_as reshape_as resize_as".split())
+"""Ask an operand for its shape, dtype or device alone: its values are not read."""
+
 
 def repair(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Change the graph in place.  What comes back turns its compiled function into one with the results of before."""
@@ -105,7 +114,7 @@ def unread_calls(gm: GraphModule) -> Iterator[Node]:
     read: set[Node] = set()
     for node in reversed(gm.graph.nodes):
         if node.op == "output" or node in read:
-            read.update(node.all_input_nodes)
+            read.update(values_read(node))
     for node in gm.graph.nodes:
         if node.op not in ("call_function", "call_method") or node in read:
             continue
@@ -114,6 +123,15 @@ def unread_calls(gm: GraphModule) -> Iterator[Node]:
         name = name_of(node)
         if name in DRAWS or name in CHECKS or (name == "getitem" and indexes_by_tensor(node)):
             yield node
+
+
+def values_read(node: Node) -> set[Node]:
+    """Operands on whose values the result depends."""
+    name = name_of(node)
+    place = 0 if name in FIRST_IS_A_PATTERN else 1 if name in SECOND_IS_A_PATTERN else len(node.args)
+    patterns = {a for a in node.args[place : place + 1] if isinstance(a, Node)}
+    others = {a for i, a in enumerate(node.args) if i != place and isinstance(a, Node)}
+    return set(node.all_input_nodes) - (patterns - others - set(node.kwargs.values()))
 
 
 def indexes_by_tensor(node: Node) -> bool:

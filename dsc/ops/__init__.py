@@ -23,6 +23,7 @@ from dsc.ops.kinds import (
     tensor_operands,
     value,
 )
+from dsc.ops.layout import foretold
 from dsc.ops.refusals import is_plain, why_not_fused
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Kind",
     "OpInfo",
     "axes",
+    "foretold",
     "info",
     "is_ordered",
     "is_plain",

@@ -1,7 +1,9 @@
 """Strides that ATen's pointwise operators give their results, which fake tensors do not always foretell.
 
-After ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp: ``fast_set_up``, ``reorder_dimensions``): dimensions are
-sorted by the strides of the operands, the first operand that tells two dimensions apart decides.
+After ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp: ``fast_set_up``, ``reorder_dimensions``): operands that all are
+contiguous, or channels-last, or laid out alike without gaps give results like them; else dimensions are sorted by the
+strides of the operands, and the first operand that tells two dimensions apart decides.  Strides of dimensions of size 1 are
+part of it: they decide how later results are laid out.
 """
 
 from __future__ import annotations
@@ -9,15 +11,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.fx import Node
+
+from dsc.ops.kinds import info, name_of, tensor, tensor_operands
 
 Ints = tuple[int, ...]
 
+_OWN_LAYOUT = frozenset(
+    """
+    cat.default stack.default embedding.default slice_backward.default select_backward.default tril.default triu.default
+    flip.default copy.default clone.default _to_copy.default nll_loss_backward.default mse_loss_backward.default
+    conj_physical.default positive.default mvlgamma.default ldexp.Tensor hardtanh.default relu6.default deg2rad.default
+    rad2deg.default nan_to_num.default pow.Scalar mse_loss.default smooth_l1_loss.default huber_loss.default
+    """.split()
+)
+"""Pointwise operators that ATen computes otherwise than by one ``TensorIterator``."""
 
-def pointwise_strides(operands: Sequence[torch.Tensor], shape: Sequence[int]) -> Ints:
-    """Strides of the result of that shape; sizes and strides must be numbers."""
-    if all(tuple(t.shape) == tuple(shape) for t in operands):
+_UNWRAPPED = frozenset("lerp.Scalar masked_fill.Scalar pow.Tensor_Scalar".split())
+"""Operators whose number is no operand: other overloads with a scalar make a tensor of it, without dimensions."""
+
+
+def foretold(node: Node, t: torch.Tensor) -> Ints | None:
+    """Strides that ATen will give the pointwise result ``t``, None where the fake ones are all there is to go by."""
+    name = name_of(node)
+    if info(node).kind != "pointwise" and not is_pointwise(node.target):
+        return None
+    operands = [tensor(a) for a in tensor_operands(node)]
+    if not operands or name in _OWN_LAYOUT or any(x.layout != torch.strided for x in (*operands, t)):
+        return None
+    if not all(isinstance(n, int) for x in (*operands, t) for n in (*x.shape, *x.stride())):
+        return None
+    if name == "masked_fill.Scalar":  # ATen fills a contiguous copy
+        return dense(t.shape, range(t.dim()))
+    if name == "threshold_backward.default":  # ATen hands the gradient over second
+        operands.reverse()
+    return pointwise_strides(operands, t.shape, "calar" in name and name not in _UNWRAPPED)
+
+
+def is_pointwise(target: object) -> bool:
+    """By PyTorch's own tags: also what no kernel of ours computes."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return False
+    return not target._schema.is_mutable
+
+
+CHANNELS_LAST = (0, 2, 3, 1)
+
+
+def pointwise_strides(operands: Sequence[torch.Tensor], shape: Sequence[int], scalar: bool = False) -> Ints:
+    """Strides of the result of that shape; sizes and strides must be numbers.
+
+    ``scalar``: one more operand has no dimensions.
+    """
+    if all(tuple(t.shape) == tuple(shape) for t in operands) and not (scalar and shape):
         if all(t.is_contiguous() for t in operands):
             return dense(shape, range(len(shape)))
+        if len(shape) == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in operands):
+            return dense(shape, CHANNELS_LAST)
         if len({t.stride() for t in operands}) == 1 and is_dense(operands[0]):
             return tuple(operands[0].stride())
     spread = [broadcast(t, shape) for t in operands]

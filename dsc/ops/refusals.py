@@ -275,23 +275,11 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
 }
 
 
-_OWN_LAYOUT = frozenset(
-    """
-    cat.default stack.default embedding.default slice_backward.default select_backward.default tril.default triu.default
-    flip.default copy.default clone.default _to_copy.default nll_loss_backward.default mse_loss_backward.default
-    dsc.narrow8.default dsc.widen8.default native_dropout_backward.default gelu.default silu.default relu.default
-    """.split()
-)
-"""Pointwise operators that ATen does not compute by its ``TensorIterator``, or that have one tensor."""
-
-
-def _unforetold_strides(node: Node, operands: list[torch.Tensor]) -> bool:
+def _unforetold_strides(node: Node) -> bool:
     """Whether the fake result has other strides than ATen's (unknown sizes count as foretold)."""
     t = tensor(node)
-    sizes = [n for x in (*operands, t) for n in (*x.shape, *x.stride())]
-    if len(operands) < 2 or name_of(node) in _OWN_LAYOUT or not all(isinstance(n, int) for n in sizes):
-        return False
-    return layout.differ(layout.pointwise_strides(operands, t.shape), t.stride(), t.shape)
+    found = layout.foretold(node, t)
+    return found is not None and layout.differ(found, t.stride(), t.shape)
 
 
 def is_plain(t: torch.Tensor) -> bool:
@@ -322,7 +310,7 @@ def why_not_fused(node: Node) -> str | None:
             return "empty"
     if len({t.device for t in tensors}) > 1:
         return "several devices"
-    if kind == "pointwise" and _unforetold_strides(node, list(map(tensor, operands))):
+    if kind == "pointwise" and _unforetold_strides(node):
         return "strides that only ATen knows"
     name = name_of(node)
     if name not in _INT_OK and kind != "create":

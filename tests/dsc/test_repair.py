@@ -67,6 +67,25 @@ def test_unread_draws_and_checks_are_given_out_and_taken_away() -> None:
     assert len(out) == 1 and torch.equal(out[0], X * 2)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.type_as(F.dropout(x, 0.2).softmax(0)),
+        lambda x: torch.zeros_like(F.dropout(x, 0.2)) + x,
+        lambda x: x[:1].expand_as(F.dropout(x, 0.2) * 2),
+        lambda x: F.dropout(x, 0.2).new_ones(3) + x[0, 0],
+        lambda x: x.view_as(torch.rand_like(x)).exp(),
+    ],
+)
+def test_numbers_drawn_for_a_shape_or_dtype_alone_are_drawn(fn: Callable[[Tensor], Tensor]) -> None:
+    states = []
+    for run in (fn, torch.compile(fn, backend="dsc")):
+        torch.manual_seed(3)
+        run(X)
+        states.append(torch.random.get_rng_state())
+    assert torch.equal(*states)
+
+
 def test_nothing_to_repair_changes_nothing() -> None:
     gm = captured(lambda x: (x + torch.rand_like(x)).softmax(-1), X)
     text = str(gm.graph)
