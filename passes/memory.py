@@ -70,7 +70,9 @@ class Memory(Pass):
         apply(gm, found, plan)
         if self.file and known is None:
             plans.add(Path(self.file), key, plan)
-        return Report(True, remarks(plan), numbers(plan))
+        why = f"nothing kept as {format}: no large saved value is wider, or a plan without is faster"
+        unused = (Remark("", "skipped", why),) if format and not plan.compressed else ()
+        return Report(True, remarks(plan) + unused, numbers(plan))
 
 
 def find(
