@@ -148,8 +148,9 @@ def folder(make: Compiler) -> Path:
 def tag(make: Compiler) -> str:
     """What AOTAutograd does not know, and a program depends on."""
     options = [(f.name, getattr(make.options, f.name)) for f in fields(Options) if f.name not in UNSEEN]
-    target = replace(make.target, peak={})
-    known = (sources(), options, target, sorted(make.target.peak.items()), make.joint, make.graph)
+    target = replace(make.target, peak={}, features=frozenset())  # sets are printed in another order by every process
+    more = (sorted(make.target.peak.items()), sorted(make.target.features))
+    known = (sources(), options, target, more, make.joint, make.graph)
     return "dsc " + hashlib.sha256(repr(known).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -253,3 +254,21 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
 
 def test_the_front_door_is_the_one_that_users_take() -> None:
     assert warm.wanted(compiler.make(Options(), find("cpu")))
+
+
+def test_every_process_has_the_same_tag() -> None:
+    code = (
+        "from dsc import compiler, target, warm; from dsc.options import Options;"
+        "print(*(warm.tag(compiler.make(Options(target=n), target.find(n))) for n in ('h100', 'cpu')))"
+    )
+    seeds = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert len(set(seeds)) == 1
