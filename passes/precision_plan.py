@@ -21,9 +21,10 @@ from dsc.passes.solve.precision import Option, solve
 from dsc.precision.formats import Format
 from dsc.precision.plan import Choice, PrecisionPlan
 
-AIM = 0.97
-"""Share of the budget that a plan may use on the batch and on both of its halves: others err a little more or less."""
-SPENT = 0.92
+AIM = 1.0
+"""Share of the budget that a plan may use on the batch and on each of its halves, of which the worse one errs more than
+most other batches do."""
+SPENT = 0.95
 """Share from which on the rest is not worth another try."""
 SUSPECT = 1.15
 """A product, or half of a plan, that errs by this much more than predicted is looked into."""

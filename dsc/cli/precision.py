@@ -173,15 +173,18 @@ def frontier(calibration: Calibration) -> tuple[list[float], list[float]]:
 
 
 def uniform(calibration: Calibration) -> list[tuple[str, float, float]]:
-    """Format, predicted error and speed-up, for formats that every product may have."""
+    """Format, predicted error and speed-up of one format for all products; those that cannot have it are in bf16."""
     from dsc.passes.precision_time import seconds
     from dsc.precision.formats import FORMATS
 
     out = []
     bf16 = seconds(calibration.sites, {}, calibration.target, calibration.scale)
     for name in UNIFORM:
-        if all((s.name, name) in calibration.errors for s in calibration.sites):
-            formats = {s.name: FORMATS[name] for s in calibration.sites}
+        formats = {s.name: FORMATS[name if (s.name, name) in calibration.errors else "bf16"] for s in calibration.sites}
+        if (
+            all((s, f.name) in calibration.errors for s, f in formats.items())
+            and FORMATS[name] in calibration.candidates
+        ):
             time = seconds(calibration.sites, formats, calibration.target, calibration.scale)
             out.append((name, calibration.predicted(formats), bf16 / time))
     return out
