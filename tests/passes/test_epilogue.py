@@ -87,6 +87,20 @@ def test_what_reduces_stays_a_kernel_and_reads_the_sum(golden: Golden) -> None:
     golden(story(trace(f, bf16(1024, 512), bf16(768, 512), bf16(768), bf16(1024, 768), bf16(768)), Fuse(), where=H100))
 
 
+def test_rows_are_made_where_they_are_read_if_that_saves_more_than_it_repeats() -> None:
+    """A norm before a small product joins it; before a large one every tile would compute it again."""
+
+    def f(x: Tensor, g: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(torch.addmm(b, F.layer_norm(x, (x.shape[-1],), g), w.t()), approximate="tanh")
+
+    groups, remarks = fused(f, bf16(1024, 384), bf16(384), bf16(1536, 384), bf16(1536))
+    assert groups["native_layer_norm"] == groups["addmm"] == groups["gelu"] is not None
+    assert "computes its rows" in remarks[-1].why
+    groups, remarks = fused(f, bf16(16384, 1024), bf16(1024), bf16(4096, 1024), bf16(4096))
+    assert groups["native_layer_norm"] not in (None, groups["addmm"])
+    assert "stays a kernel of its own: modelled" in remarks[-1].why
+
+
 def test_path_through_a_third_would_be_a_cycle() -> None:
     def f(a: Tensor, b: Tensor) -> Tensor:
         y = a @ b
