@@ -159,12 +159,16 @@ def _reduction_dtype(node: Node) -> str | None:
 def _mse(node: Node) -> str | None:
     if tensor(operand(node, 0)).shape != tensor(operand(node, 1)).shape:
         return "broadcast loss"
+    if tensor(operand(node, 0)).dtype != tensor(operand(node, 1)).dtype:
+        return "a loss of two dtypes"
     return "unreduced loss" if len(node.args) > 2 and node.args[2] == 0 else None
 
 
 def _mse_backward(node: Node) -> str | None:
     if tensor(operand(node, 1)).shape != tensor(operand(node, 2)).shape:
         return "broadcast loss"
+    if tensor(operand(node, 1)).dtype != tensor(operand(node, 2)).dtype:
+        return "a loss of two dtypes"
     if not all(tensor(operand(node, p)).is_contiguous() for p in (1, 2)):
         return "strides that only ATen knows"
     return "unreduced loss" if node.args[3] == 0 else None

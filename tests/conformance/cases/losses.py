@@ -56,6 +56,17 @@ def regression_losses() -> Case:
     return Case(fn, [(x, torch.tensor([[0.0, 0.5, 2.0], [0.5, -3.0, 1e-3]]))], grad=True)
 
 
+def losses_of_two_dtypes() -> Case:
+    """Predictions and targets of other dtypes meet in the wider one."""
+
+    def fn(x: Tensor) -> Any:
+        kinds = (F.mse_loss, F.l1_loss, F.smooth_l1_loss)
+        others = [x.detach().to(d) * 0.5 for d in (torch.float64, torch.float16, torch.bfloat16)]
+        return [k(*pair, reduction=r) for k in kinds for y in others for pair in ((x, y), (y, x)) for r in ("mean", "sum")]
+
+    return Case(fn, [(randn(3, 4, grad=True),)], grad=True)
+
+
 def binary_and_divergence_losses() -> Case:
     """Binary cross entropy with and without logits, KL, Poisson, Gaussian, hinge and cosine losses."""
 
@@ -104,6 +115,7 @@ CASES = (
     cross_entropy_with_ignored_rows,
     cross_entropy_shapes,
     regression_losses,
+    losses_of_two_dtypes,
     binary_and_divergence_losses,
     masked_mean_of_tokens,
     connectionist_temporal_classification,
