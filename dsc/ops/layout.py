@@ -41,7 +41,7 @@ def foretold(node: Node, t: torch.Tensor) -> Ints | None:
         return None
     if not all(isinstance(n, int) for x in (*operands, t) for n in (*x.shape, *x.stride())):
         return None
-    if name == "masked_fill.Scalar":  # ATen fills a contiguous copy
+    if name.startswith("masked_fill."):  # ATen fills a contiguous copy
         return dense(t.shape, range(t.dim()))
     if name == "threshold_backward.default":  # ATen hands the gradient over second
         operands.reverse()

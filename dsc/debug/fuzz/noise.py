@@ -15,9 +15,10 @@ import torch
 from dsc.debug.fuzz.observe import Seen, observe, set_random_state
 from dsc.debug.fuzz.program import Program, World, execute
 
-GRAIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+GRAIN = {torch.float64: 2.0**-47, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Relative size of a rounding: half a unit in the last place of the 16-bit dtypes, whose operators round once; four
-times that of the wide ones, for elementary functions and sums in another order."""
+times that of float32, for elementary functions and sums in another order; more of float64, whose truth is no more exact
+than what is compared with it."""
 
 FLOOR = {torch.float64: 0.0, torch.float32: 1e-44, torch.bfloat16: 1e-40, torch.float16: 2.0**-24}
 """Distance between subnormal numbers."""
