@@ -92,7 +92,9 @@ class Choice(Generic[S]):
         first = self.candidates[0]
         if first.schedule == self.default:
             others = len(self.candidates) - 1
-            return f"the default: none of {others} others is {self.how} to be clearly faster" if others else "the only one"
+            return (
+                f"the default: none of {others} others is {self.how} to be clearly faster" if others else "the only one"
+            )
         old = next((c for c in self.candidates if c.schedule == self.default), None)
         return f"instead of the default {self.default.label}: {old.lost if old else 'it cannot run'}"
 

@@ -108,7 +108,9 @@ def test_seconds_grow_with_what_binds() -> None:
     assert 1.3e9 < clock(find("a100")) < 1.5e9 < 1.7e9 < clock(H100) < 2.1e9
 
 
-@pytest.mark.parametrize("kernel", [pointwise("add", 4096, ["bf16", "bf16"], "bf16"), layernorm_kernel(64, 1024)], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [pointwise("add", 4096, ["bf16", "bf16"], "bf16"), layernorm_kernel(64, 1024)], ids=str
+)
 def test_alternatives_are_few_and_launchable(kernel: Kernel) -> None:
     found = alternatives(kernel, default_schedule(kernel))
     assert found[0] == default_schedule(kernel)

@@ -62,7 +62,9 @@ def losses_of_two_dtypes() -> Case:
     def fn(x: Tensor) -> Any:
         kinds = (F.mse_loss, F.l1_loss, F.smooth_l1_loss)
         others = [x.detach().to(d) * 0.5 for d in (torch.float64, torch.float16, torch.bfloat16)]
-        return [k(*pair, reduction=r) for k in kinds for y in others for pair in ((x, y), (y, x)) for r in ("mean", "sum")]
+        return [
+            k(*pair, reduction=r) for k in kinds for y in others for pair in ((x, y), (y, x)) for r in ("mean", "sum")
+        ]
 
     return Case(fn, [(randn(3, 4, grad=True),)], grad=True)
 
