@@ -40,14 +40,16 @@ def body(c: Emitter) -> None:
     a, b = _sides(c)
     column = place(c)
     done: set[str] = set()
-    rows(a, dot.args[0], done)
-    before(b, dot.args[1], done)
     summed = {x.name for x in n.summed}
     kept = [s for s in n.kernel.stores if summed & {str(x) for x in sympy.sympify(s.index).free_symbols}]
+    ends = [s for s in n.kernel.stores if s not in kept]
+    reached = c.needed(c.named(ends), stop_at={dot.name})
+    moments = [v.name for v in n.kernel.lets if v.op == "reduce" and v.name in reached]
+    rows(a, [dot.args[0], *moments], done)
+    before(b, dot.args[1], done)
     first = f"({column} == 0)"
     loop(a, b, c, dot, done, kept, first)
     done.add(dot.name)
-    ends = [s for s in n.kernel.stores if s not in kept]
     wanted = c.needed(c.named(ends), stop_at=done)
     c.compute(v for v in n.kernel.lets if v.name in wanted)
     c.barrier()
@@ -99,9 +101,9 @@ def place(c: Emitter) -> str:
     return column
 
 
-def rows(a: Emitter, wanted: str, done: set[str]) -> None:
-    """What belongs to a row as a whole, reductions stage by stage."""
-    needed = a.needed([wanted])  # constants are written where they are used, by each emitter
+def rows(a: Emitter, wanted: Sequence[str], done: set[str]) -> None:
+    """What belongs to a row as a whole, reductions stage by stage, also those that nothing but a result asks for."""
+    needed = a.needed(wanted)  # constants are written where they are used, by each emitter
     live = [v for v in a.n.kernel.lets if v.name in needed]
     level = stages(a.n.kernel)
     last = max((level[v.name] for v in live if v.op == "reduce"), default=0)

@@ -17,7 +17,8 @@ from dsc.domain import Space
 from dsc.steps import Step, storage_of
 from dsc.torch_shim import optimization_hint
 
-RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES, **lower_product.RULES}
+RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES}
+PRODUCTS = lower_product.RULES
 WRITES = {"copy_.default": lower_pointwise.copy_into}
 """Opaque to every pass but ``fuse``: a write into an input."""
 
@@ -40,7 +41,9 @@ class Binder:
         form, inputs = signature(step, outputs)
         if form not in self.known:
             name = f"{self.prefix}{len(self.known)}_{_title(step)}"
-            made = lower(name, step.nodes, outputs, space(step), {**RULES, **WRITES}, self.numerics, origin(step))
+            made = lower(
+                name, step.nodes, outputs, space(step), {**RULES, **PRODUCTS, **WRITES}, self.numerics, origin(step)
+            )
             lower_product.check(made.kernel)
             used = made.nodes[: len(made.nodes) - len(outputs)]
             self.known[form] = made.kernel, tuple(inputs.index(n) for n in used)

@@ -2,7 +2,8 @@
 
 1. A product stays with ATen (cuBLAS) unless a group reads it, in the order in which it is written, on a GPU.
 2. What it may take of that group is its pointwise part: all nodes that need no reduction, and whose results that are
-   wanted elsewhere have an element for each of the product's.  The rest stays a group and reads what was stored.
+   wanted elsewhere have an element for each of the product's.  The rest stays a group and reads what was stored, and
+   what it can compute from that it computes.
 3. Nothing is taken if a path leads from the product to it through a third, if an input is written in place, or if a side
    of the product is shorter than ``LEAST``.
 4. It is taken if one kernel is modelled to take less time than the library and the group (``dsc.passes.gemm_model``);
@@ -92,7 +93,22 @@ def tail(g: Groups, p: Product, home: str) -> list[Node]:
         kept = {n for n in kept if n not in bad and not depends(n, bad)}
     if not any(p.node in {storage_of(a) for a in n.all_input_nodes} for n in kept) or len(kept) >= g.limit:
         return []
-    return sorted(kept, key=g.order.__getitem__)
+    return sorted(trimmed(g, kept, inside), key=g.order.__getitem__)
+
+
+def trimmed(g: Groups, kept: set[Node], inside: set[Node]) -> set[Node]:
+    """Without what the rest of the group can compute from values that are stored anyway: a square, a wider copy."""
+    for n in sorted(kept, key=g.order.__getitem__, reverse=True):
+        roots = {storage_of(a) for a in n.all_input_nodes}
+        if (
+            cost.read_outside(n, kept)
+            and not cost.read_outside(n, inside)
+            and not any(n in {storage_of(a) for a in r.all_input_nodes} for r in kept - {n})
+            and roots <= kept
+            and all(cost.read_outside(r, kept) for r in roots)
+        ):
+            kept = kept - {n}
+    return kept
 
 
 def needed(roots: set[Node], among: set[Node]) -> set[Node]:

@@ -1,7 +1,8 @@
 """Products of matrices that compute the rows of their left operand as they read them: a norm, an activation.
 
 1. The operand is made by a group of nothing but pointwise nodes and reductions of its rows, and is read in the order in
-   which it is written.  If others read it too, the first tile of each row stores it.
+   which it is written.  If others read it too, the first tile of each row stores it.  The group reads one matrix: the
+   values of two at once do not fit the registers beside the sums.
 2. What else the group gives has an element for each row: the moments that a backward needs.
 3. It joins the product if one kernel is modelled to take less time than the two: no launch and no operand in memory,
    against rows that every tile reads and computes again (``dsc.passes.gemm_model``).
@@ -67,6 +68,9 @@ def fits(p: Product, value: Node, nodes: Sequence[Node]) -> bool:
     if any(storage_of(a) in inside for a in (p.b, p.bias) if a is not None):
         return False
     rows, whole = domain.product((p.batch, p.m)), domain.product((p.batch, p.m, p.k))
+    outside = {r for n in inside for a in n.all_input_nodes if (r := storage_of(a)) not in inside}
+    if sum(large(r, whole) for r in outside) > 1:
+        return False
     if not domain.same(domain.product(domain.shape(ops.tensor(value))), whole):
         return False
     for n in inside:
@@ -83,3 +87,9 @@ def fits(p: Product, value: Node, nodes: Sequence[Node]) -> bool:
         ):
             return False
     return True
+
+
+def large(value: Node, whole: domain.Extent) -> bool:
+    """Whether a value has as many elements as the operand."""
+    t = value.meta.get("val")
+    return isinstance(t, torch.Tensor) and domain.same(domain.product(domain.shape(t)), whole)

@@ -54,7 +54,7 @@ def show(out: Console, kernels: Sequence[Listed], choices: Mapping[str, Choice[S
         for c in choice.candidates:
             made.add_row(*map(escape, cells(c)))
         out.print(made)
-    if alone := sum(k.title not in choices for k in kernels):
+    if choices and (alone := sum(k.title not in choices for k in kernels)):
         out.print(f"Kernels with one schedule alone (products, sizes that are not known): {alone}", highlight=False)
 
 

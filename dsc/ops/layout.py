@@ -22,7 +22,8 @@ _OWN_LAYOUT = frozenset(
     cat.default stack.default embedding.default slice_backward.default select_backward.default tril.default triu.default
     flip.default copy.default clone.default _to_copy.default nll_loss_backward.default mse_loss_backward.default
     conj_physical.default positive.default mvlgamma.default ldexp.Tensor hardtanh.default relu6.default deg2rad.default
-    rad2deg.default nan_to_num.default pow.Scalar mse_loss.default smooth_l1_loss.default huber_loss.default
+    rad2deg.default nan_to_num.default pow.Scalar float_power.Tensor_Tensor float_power.Scalar float_power.Tensor_Scalar
+    rrelu.default mse_loss.default smooth_l1_loss.default huber_loss.default
     """.split()
 )
 """Pointwise operators that ATen computes otherwise than by one ``TensorIterator``."""
