@@ -89,7 +89,9 @@ def find(
     search = Search(gm, found, target, fused, tier, format)
     program = search.within(budget - held)
     if program is None:
-        raise infeasible(search, search.least(), budget, held)
+        program = search.least()  # looks further down, and may find what fits
+        if program.peak + held > budget:
+            raise infeasible(search, program, budget, held)
     return described(search, program, budget, held)
 
 
