@@ -101,7 +101,7 @@ def place(c: Emitter) -> str:
     return column
 
 
-def rows(a: Emitter, wanted: Sequence[str], done: set[str]) -> None:
+def rows(a: Emitter, wanted: list[str], done: set[str]) -> None:
     """What belongs to a row as a whole, reductions stage by stage, also those that nothing but a result asks for."""
     needed = a.needed(wanted)  # constants are written where they are used, by each emitter
     live = [v for v in a.n.kernel.lets if v.name in needed]

@@ -87,11 +87,9 @@ def find(
 ) -> MemoryPlan:
     """The fastest plan within the budget."""
     search = Search(gm, found, target, fused, tier, format)
-    program = search.within(budget - held)
-    if program is None:
-        program = search.least()  # looks further down, and may find what fits
-        if program.peak + held > budget:
-            raise infeasible(search, program, budget, held)
+    program = search.within(budget - held) or search.least()  # which looks further down, and may find what fits
+    if program.peak + held > budget:
+        raise infeasible(search, program, budget, held)
     return described(search, program, budget, held)
 
 

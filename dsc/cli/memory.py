@@ -118,9 +118,9 @@ def memory(
         if frontier:
             console().print(frontier_table(search, traced))
             continue
-        program = search.within(limit - other)
-        if program is None:
-            fail(str(planner.infeasible(search, search.least(), limit, other)))
+        program = search.within(limit - other) or search.least()
+        if program.peak + other > limit:
+            fail(str(planner.infeasible(search, program, limit, other)))
         described = planner.described(search, program, limit, other)
         found.append((described, program))
         if plan is not None:
