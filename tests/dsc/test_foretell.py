@@ -61,12 +61,13 @@ def arguments(name: str, schema: torch.FunctionSchema, draw: random.Random) -> l
 def tagged() -> set[str]:
     """Operators that PyTorch tags as pointwise and that give a new tensor."""
     found = set()
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
-            call = getattr(packet, overload)
-            if layout.is_pointwise(call) and "Tensor[]" not in str(call._schema) and "loss" not in name:
-                found.add(f"{name}.{overload}")
+    for schema in torch._C._jit_get_all_schemas():  # all there are: ``dir`` lists those that somebody has used
+        if not schema.name.startswith("aten::") or "Tensor[]" in str(schema) or "loss" in schema.name:
+            continue
+        name, overload = schema.name.removeprefix("aten::"), schema.overload_name or "default"
+        call = getattr(getattr(torch.ops.aten, name, None), overload, None)
+        if layout.is_pointwise(call):
+            found.add(f"{name}.{overload}")
     return found
 
 
