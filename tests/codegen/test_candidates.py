@@ -109,7 +109,7 @@ def test_seconds_grow_with_what_binds() -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", [pointwise("add", 4096, ["bf16", "bf16"], "bf16"), layernorm_kernel(64, 1024)], ids=str
+    "kernel", [pointwise("add", 4096, ["bf16", "bf16"], "bf16"), layernorm_kernel(64, 1024)], ids=lambda k: k.name
 )
 def test_alternatives_are_few_and_launchable(kernel: Kernel) -> None:
     found = alternatives(kernel, default_schedule(kernel))
