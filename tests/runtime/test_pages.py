@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 if {keep}:
     assert pages.keep()
 found = []
-for _ in range(4):
+for _ in range(16):  # the heap finds its shape after some
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     x = torch.ones(12_000_000)  # 48 MB, more than glibc takes from its heap by itself
     y = x * 2
