@@ -127,10 +127,13 @@ def draw(calibrations: list[Calibration], plans: list[PrecisionPlan], file: Path
     for calibration in calibrations:
         x, y = frontier(calibration)
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines+markers", name="plans, predicted"), 1, 1)
+        places: dict[tuple[float, float], list[str]] = {}
         for name, error, speed in uniform(calibration):
+            places.setdefault((round(error, 5), round(speed, 3)), []).append(name)
+        for (error, speed), here in places.items():  # plans that are the same share a mark
             figure.add_trace(
-                go.Scatter(x=[error], y=[speed], mode="markers+text", text=[name], textposition="top center",
-                           marker={"symbol": "x", "size": 10}, name=f"all {name}", showlegend=False), 1, 1
+                go.Scatter(x=[error], y=[speed], mode="markers+text", text=["<br>".join(here)], textposition="bottom center",
+                           marker={"symbol": "x", "size": 10}, name=f"all {', '.join(here)}", showlegend=False), 1, 1
             )  # fmt: skip
     for p in plans:
         figure.add_trace(
@@ -148,7 +151,7 @@ def draw(calibrations: list[Calibration], plans: list[PrecisionPlan], file: Path
     figure.update_xaxes(title_text="relative gradient error", row=1, col=1)
     figure.update_yaxes(title_text="modelled speed-up of products over bf16", row=1, col=1)
     figure.update_layout(
-        template="plotly_white", height=max(500, 22 * len(layers) + 160), legend={"x": 0.28, "y": 0.05},
+        template="plotly_white", height=max(500, 22 * len(layers) + 160), legend={"orientation": "h", "x": 0, "y": -0.12},
         title=f"Formats for {plans[0].target}",
     )  # fmt: skip
     file.write_text(figure.to_html(include_plotlyjs=True))
