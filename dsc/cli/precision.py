@@ -133,7 +133,7 @@ def draw(calibrations: list[Calibration], plans: list[PrecisionPlan], file: Path
         for (error, speed), here in places.items():  # plans that are the same share a mark
             figure.add_trace(
                 go.Scatter(x=[error], y=[speed], mode="markers+text", text=["<br>".join(here)], textposition="bottom center",
-                           marker={"symbol": "x", "size": 10}, name=f"all {', '.join(here)}", showlegend=False), 1, 1
+                           marker={"symbol": "x", "size": 10}, name=f"all {', '.join(here)}", showlegend=False, cliponaxis=False), 1, 1
             )  # fmt: skip
     for p in plans:
         figure.add_trace(
