@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ def short_bytes(n: Node, format: str) -> int:
     nbytes = t.numel() * narrow.element_bytes(format)
     if format in narrow.EIGHT:
         dims = narrow.shared_dims(t.shape)
-        nbytes += t.numel() // max(_product(t.shape[dims[0] :]), 1) * t.element_size()
+        nbytes += t.numel() // max(math.prod(t.shape[dims[0] :]), 1) * t.element_size()
     return nbytes
 
 
@@ -159,13 +160,6 @@ def _call(gm: GraphModule, name: str, target: Any, args: tuple[Any, ...], kwargs
     with torch.no_grad():
         node.meta = {"val": target(*values, **kwargs), "partitioner_tag": tag}
     return node
-
-
-def _product(sizes: Sequence[int]) -> int:
-    out = 1
-    for s in sizes:
-        out *= s
-    return out
 
 
 # --- what to compress --------------------------------------------------------------------------------------------------

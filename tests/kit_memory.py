@@ -15,10 +15,17 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsc import liveness
+from dsc import kernels, link, liveness
+from dsc.compiler import split
+from dsc.manager import PassPipeline
+from dsc.options import Options
 from dsc.passes.canonicalize import Canonicalize
+from dsc.passes.fuse import Fuse
+from dsc.passes.memory import Memory
 from dsc.passes.memory_plan import Search
 from dsc.passes.memory_problem import extract
+from dsc.runtime import run
+from dsc.runtime.pool import Pool
 from dsc.torch_shim import aot_autograd, default_partition, make_boxed_func
 from dsc.watch import Watcher
 from kit_graphs import CPU
@@ -228,3 +235,23 @@ def peaks() -> tuple[int, int]:
     """Of the stack on ATen: the default plan's peak, and the smallest that the planner finds."""
     planner = search(stack)
     return planner.default.peak, planner.least().peak
+
+
+def planned_and_measured(emit: str, budget: int, **chosen: str) -> tuple[dict[str, float], int]:
+    """What the pass ``memory`` says of a step of ``stack`` with such options, and the peak of its programs."""
+    planned: dict[str, float] = {}
+
+    def partition_within(joint: GraphModule, inputs: Any, **rest: Any) -> tuple[GraphModule, GraphModule]:
+        Canonicalize().run(joint, CPU)
+        planned.update(Memory(budget, fused=emit == "cpp", **chosen).run(joint, CPU).numbers)
+        return split(joint, inputs, **rest)
+
+    step = train_step(*stack(), partition_within)
+    options = Options(emit=emit, memory_budget=budget, **chosen)  # type: ignore[arg-type]
+    calls = []
+    for gm, kind in ((step.forward, "forward"), (step.backward, "backward")):
+        if emit == "cpp":
+            PassPipeline((Canonicalize(), Fuse())).run(gm, CPU)
+        program, _, _ = link.link(gm, options, kind)
+        calls.append(run.load(program, kernels.launches(program, options), Pool(), kind))
+    return planned, measured_peak(step, *calls)[0]  # type: ignore[arg-type]

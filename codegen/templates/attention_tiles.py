@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def larger(a, b):
@@ -50,3 +52,15 @@ def part(base, row, rows, stride, d, WIDTH: tl.constexpr, D: tl.constexpr, EDGE:
         else:
             found = tl.load(at, mask=d[None, :] < WIDTH, other=0.0)
     return found
+
+
+@triton.jit
+def masked(scores, bias, row, rows, rs, column, columns, cs, MASK: tl.constexpr):
+    """Scores in powers of two under a mask in the same places: ``bool`` says who is seen, another one is added."""
+    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    given = tl.load(bias + row[:, None] * rs + column[None, :] * cs, mask=inside, other=0)
+    if MASK == "bool":
+        scores = tl.where(given != 0, scores, float("-inf"))
+    else:
+        scores += given.to(tl.float32) * LOG2E
+    return scores

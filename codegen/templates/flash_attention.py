@@ -10,9 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import larger, part, total
+from dsc.codegen.templates.attention_tiles import LOG2E, larger, masked, part, total
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -28,12 +27,7 @@ def walk(
         some = part(keys, j, columns, kt, d, WIDTH, D, EDGE)
         scores = tl.dot(queries, tl.trans(some), input_precision=PRECISION) * steep
         if MASK != "none":
-            inside = (i[:, None] < rows) & (j[None, :] < columns)
-            given = tl.load(bias + i[:, None] * mt + j[None, :] * ms, mask=inside, other=0)
-            if MASK == "bool":
-                scores = tl.where(given != 0, scores, float("-inf"))
-            else:
-                scores += given.to(tl.float32) * LOG2E
+            scores = masked(scores, bias, i, rows, mt, j, columns, ms, MASK)
         if EDGE:
             allowed = j[None, :] < columns
             if CAUSAL:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import part, total
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from dsc.codegen.templates.attention_tiles import LOG2E, masked, part, total
 
 
 @triton.jit
@@ -34,12 +32,7 @@ def products(
 def weights_of(scores, sum_, bias, row, rows, rs, column, columns, cs, MASK: tl.constexpr):
     """exp(scores - sum_) in powers of two; ``bias`` has a mask in the same places."""
     if MASK != "none":
-        inside = (row[:, None] < rows) & (column[None, :] < columns)
-        given = tl.load(bias + row[:, None] * rs + column[None, :] * cs, mask=inside, other=0)
-        if MASK == "bool":
-            scores = tl.where(given != 0, scores, float("-inf"))
-        else:
-            scores += given.to(tl.float32) * LOG2E
+        scores = masked(scores, bias, row, rows, rs, column, columns, cs, MASK)
     return tl.exp2(scores - sum_)
 
 

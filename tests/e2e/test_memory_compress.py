@@ -1,26 +1,15 @@
 """Saved values in fewer bits: the planned peak, gradients that are near, and nothing of it unless it is asked for."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.fx import GraphModule
 
-import kit_memory
-from dsc import kernels, link, narrow, tiers
+from dsc import narrow, tiers
 from dsc import plan as plans
-from dsc.compiler import split
-from dsc.manager import PassPipeline
-from dsc.options import Options
 from dsc.passes import memory_away
-from dsc.passes.canonicalize import Canonicalize
-from dsc.passes.fuse import Fuse
-from dsc.passes.memory import Memory, described, remarks
-from dsc.runtime import run
-from dsc.runtime.pool import Pool
-from kit_graphs import CPU
-from kit_memory import compiled, gradients, peaks, search, stack
+from dsc.passes.memory import described, remarks
+from kit_memory import compiled, gradients, peaks, planned_and_measured, search, stack
 
 BITS = {"bf16": 2**-8, "fp8": 2**-3, "e5m2": 2**-2}
 """The largest relative error of one rounded number."""
@@ -54,26 +43,10 @@ def test_gradients_are_near_and_the_forward_is_eagers(format: str, emit: str) ->
 @pytest.mark.parametrize(("format", "emit"), [("bf16", "aten"), ("bf16", "cpp"), ("fp8", "cpp")])
 def test_the_measured_peak_is_the_planned_one(format: str, emit: str) -> None:
     budget = budget_for(emit)
-    planned: list[dict[str, float]] = []
-
-    def partition_within(joint: GraphModule, inputs: Any, **rest: Any) -> tuple[GraphModule, GraphModule]:
-        Canonicalize().run(joint, CPU)
-        memory = Memory(budget, fused=emit == "cpp", compress=format)
-        planned.append(dict(memory.run(joint, CPU).numbers))
-        return split(joint, inputs, **rest)
-
-    step = kit_memory.train_step(*stack(), partition_within)
-    options = Options(emit=emit, memory_budget=budget, compress=format)  # type: ignore[arg-type]
-    calls = []
-    for gm, kind in ((step.forward, "forward"), (step.backward, "backward")):
-        if emit == "cpp":
-            PassPipeline((Canonicalize(), Fuse())).run(gm, CPU)
-        program, _, _ = link.link(gm, options, kind)
-        calls.append(run.load(program, kernels.launches(program, options), Pool(), kind))
-    measured, _, _ = kit_memory.measured_peak(step, *calls)  # type: ignore[arg-type]
-    assert planned[0]["bytes compressed"] > 0
+    planned, measured = planned_and_measured(emit, budget, compress=format)
+    assert planned["bytes compressed"] > 0
     assert measured <= budget
-    assert planned[0]["planned peak"] == pytest.approx(measured, rel=0.01)
+    assert planned["planned peak"] == pytest.approx(measured, rel=0.01)
 
 
 def test_short_forms_move_to_the_host_too(tmp_path: Path) -> None:

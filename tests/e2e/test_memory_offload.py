@@ -4,27 +4,15 @@ import errno
 import gc
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.fx import GraphModule
 
-import kit_memory
-from dsc import kernels, link, target, tiers
-from dsc.compiler import split
+from dsc import target, tiers
 from dsc.errors import BadOption, OffloadFailed
-from dsc.manager import PassPipeline
-from dsc.options import Options
-from dsc.passes.canonicalize import Canonicalize
-from dsc.passes.fuse import Fuse
-from dsc.passes.memory import Memory
-from dsc.runtime import run
 from dsc.runtime.filepool import BLOCK, FilePool
 from dsc.runtime.offload import MOVER
-from dsc.runtime.pool import Pool
-from kit_graphs import CPU
-from kit_memory import compiled, gradients, peaks, search, stack
+from kit_memory import compiled, gradients, peaks, planned_and_measured, search, stack
 
 
 def tier(kind: str, folder: Path) -> str:
@@ -56,25 +44,10 @@ def test_gradients_are_eagers_and_nothing_stays_away(kind: str, tmp_path: Path) 
 def test_the_measured_peak_is_the_planned_one(emit: str) -> None:
     planner = search(stack, emit == "cpp")
     budget = (planner.default.peak + planner.least().peak) // 2
-    planned: list[dict[str, float]] = []
-
-    def partition_within(joint: GraphModule, inputs: Any, **rest: Any) -> tuple[GraphModule, GraphModule]:
-        Canonicalize().run(joint, CPU)
-        planned.append(dict(Memory(budget, fused=emit == "cpp", offload="cpu").run(joint, CPU).numbers))
-        return split(joint, inputs, **rest)
-
-    step = kit_memory.train_step(*stack(), partition_within)
-    options = Options(emit=emit, memory_budget=budget, offload="cpu")  # type: ignore[arg-type]
-    calls = []
-    for gm, kind in ((step.forward, "forward"), (step.backward, "backward")):
-        if emit == "cpp":
-            PassPipeline((Canonicalize(), Fuse())).run(gm, CPU)
-        program, _, _ = link.link(gm, options, kind)
-        calls.append(run.load(program, kernels.launches(program, options), Pool(), kind))
-    measured, _, _ = kit_memory.measured_peak(step, *calls)  # type: ignore[arg-type]
-    assert planned[0]["bytes away"] > 0
+    planned, measured = planned_and_measured(emit, budget, offload="cpu")
+    assert planned["bytes away"] > 0
     assert measured <= budget
-    assert planned[0]["planned peak"] == pytest.approx(measured, rel=0.01)
+    assert planned["planned peak"] == pytest.approx(measured, rel=0.01)
 
 
 def test_a_second_backward_finds_the_values_again_and_a_lost_forward_frees_them() -> None:
