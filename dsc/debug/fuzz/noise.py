@@ -3,15 +3,20 @@
 This is Monte Carlo arithmetic (Parker, "Monte Carlo Arithmetic: exploiting randomness in floating-point arithmetic",
 1997) at the precision of each value's own dtype, forward and backward: two machines that round at other places, or add
 in another order, cannot be told apart below what these runs differ by.
+
+With ``inside``, operators that take several steps, such as the backward of a softmax, round at each of them too: what
+cancels within one operator would otherwise look exact.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from dsc.debug.fuzz.inside import stepwise
 from dsc.debug.fuzz.observe import Seen, observe, set_random_state
 from dsc.debug.fuzz.program import Program, World, execute
 
@@ -43,7 +48,14 @@ def disturbed(x: torch.Tensor, grain: float, floor: float, gen: torch.Generator)
 
 
 def samples(
-    p: Program, world: World, state: torch.Tensor, count: int, seed: int, grain: Mapping[torch.dtype, float] = GRAIN
+    p: Program,
+    world: World,
+    state: torch.Tensor,
+    count: int,
+    seed: int,
+    grain: Mapping[torch.dtype, float] = GRAIN,
+    *,
+    steps: bool = False,
 ) -> list[Seen]:
     """``count`` runs in float64 from the random ``state``, each with other roundings."""
     values = _all_values(p, world, state)
@@ -58,10 +70,13 @@ def samples(
     fn = execute(
         p.source(exact=True, noisy=dict.fromkeys([*_fresh(p, values), p.size], "noise({0}, {1})")), noise=noise
     )["program"]
+    single = any(d in (torch.float32, torch.bfloat16, torch.float16) for d in dtypes)  # these compute in 32 bits inside
+    inner = grain[torch.float32 if single else torch.float64]
     out = []
     for _ in range(count):
         set_random_state(state)
-        out.append(observe(fn, p.tensors(world, exact=True)))
+        with stepwise(inner, gen) if steps else contextlib.nullcontext():
+            out.append(observe(fn, p.tensors(world, exact=True)))
     return out
 
 

@@ -8,7 +8,8 @@ of the random generator.  Numbers are compared one by one, with a run of the pro
 2. *Roundings on the way.*  ``SPREAD`` times as far as the number moves in float64 when every value is off by one
    rounding of its own dtype wherever it is read (``dsc.debug.fuzz.noise``).  This covers sums in another order,
    fused multiply-adds, a library's exp against ours, a 16-bit rounding that falls the other way, cancellation, and
-   comparisons decided by a last bit; integers and bools have no other rule than this one.
+   comparisons decided by a last bit; integers and bools have no other rule than this one.  What that does not explain
+   is tried with roundings inside of operators too (``dsc.debug.fuzz.inside``): the backward of a softmax cancels there.
 3. *Nearer to the truth.*  As far from float64 as eager's number is, or less, or float64's own infinity: ATen sums some
    16-bit values in 16 bits (gradients of layer norm's parameters, ``prod``, ``cumsum``), kernels never do; its
    vectorised ``gelu(inf)`` is NaN, while its scalar one, which it takes for strided tensors, is inf.
@@ -28,11 +29,11 @@ import torch
 from dsc.debug.fuzz.observe import Seen
 
 SPREAD = 4.0
-ROUNDS = (8, 32, 128)
-"""Runs with roundings before a difference counts as unexplained, as few as explain it."""
+ROUNDS = ((8, False), (32, False), (128, False), (32, True))
+"""Runs with roundings, and whether operators round inside, before a difference counts as unexplained."""
 
-Sampler = Callable[[int, int], list[Seen]]
-"""(how many runs, seed) -> those runs."""
+Sampler = Callable[[int, int, bool], list[Seen]]
+"""(how many runs, seed, whether operators round inside) -> those runs."""
 
 
 def difference(got: Seen, want: Seen, exact: Seen, sample: Sampler) -> str | None:
@@ -68,8 +69,8 @@ def _by_rounding(got: Seen, want: Seen, exact: Seen, sample: Sampler) -> str | N
     zeros: list[torch.Tensor | None] = [None] * len(want.values)
     open_ = [i for i in range(len(want.values)) if _unexplained(got, want, exact, i, None) is not None]
     spread = zeros
-    for seed, count in enumerate(ROUNDS if open_ else ()):
-        runs = sample(count, seed)
+    for seed, (count, steps) in enumerate(ROUNDS if open_ else ()):
+        runs = sample(count, seed, steps)
         for i in open_:
             spread[i] = _widest(spread[i], exact.values[i], [r.values[i] for r in runs])
         open_ = [i for i in open_ if _unexplained(got, want, exact, i, spread[i]) is not None]

@@ -168,9 +168,9 @@ def _verdicts(
 
 
 def _sample(
-    p: Program, world: World, state: torch.Tensor, grain: Mapping[torch.dtype, float], count: int, seed: int
+    p: Program, world: World, state: torch.Tensor, grain: Mapping[torch.dtype, float], count: int, seed: int, steps: bool
 ) -> list[Seen]:
-    return noise.samples(p, world, state, count, seed, grain)
+    return noise.samples(p, world, state, count, seed, grain, steps=steps)
 
 
 def refused(p: Program, why: Exception) -> str:

@@ -1,0 +1,52 @@
+"""Roundings inside of operators that take several steps, such as the backward of a softmax.
+
+``dsc.debug.fuzz.noise`` disturbs what operators read.  What cancels within one of them, ``g - g * 1`` in the softmax of a
+single number, still looks exact in float64, while neither eager nor a kernel is.  Under ``stepwise`` such an operator runs
+as the steps that PyTorch's own decomposition of it takes, and the result of each step is off by a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class stepwise(TorchDispatchMode):  # noqa: N801, a context manager
+    """Runs operators as their decompositions, each step's floats off by up to ``grain`` of themselves.
+
+    Views, writes and random draws are left as they are, and so is what a write could reach through a view.
+    """
+
+    def __init__(self, grain: float, gen: torch.Generator) -> None:
+        super().__init__()
+        self.grain, self.gen = grain, gen
+        self.steps: Mapping[OpOverload, Callable[..., Any]] = torch.export.default_decompositions()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _plain(func) and func in self.steps:
+            with self:
+                out = self.steps[func](*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **(kwargs or {}))
+        return _pytree.tree_map_only(torch.Tensor, self.off, out) if _plain(func) else out
+
+    def off(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        return x * (1 + self.grain * (torch.rand(x.shape, generator=self.gen, dtype=torch.float64) * 2 - 1)).to(x.dtype)
+
+
+def _plain(func: Any) -> bool:
+    """Whether an operator makes new values, and the same ones each time."""
+    schema = func._schema
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    return all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
