@@ -1,7 +1,7 @@
 """Roundings inside of operators that take several steps, such as the backward of a softmax.
 
 ``dsc.debug.fuzz.noise`` disturbs what operators read.  What cancels within one of them, ``g - g * 1`` in the softmax of a
-single number, still looks exact in float64, while neither eager nor a kernel is.  Under ``stepwise`` such an operator runs
+single number, still looks exact in float64, while neither eager nor a kernel is.  Under ``Stepwise`` such an operator runs
 as the steps that PyTorch's own decomposition of it takes, and the result of each step is off by a rounding.
 """
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class stepwise(TorchDispatchMode):  # noqa: N801, a context manager
+class Stepwise(TorchDispatchMode):
     """Runs operators as their decompositions, each step's floats off by up to ``grain`` of themselves.
 
     Views, writes and random draws are left as they are, and so is what a write could reach through a view.

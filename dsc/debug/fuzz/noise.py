@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dsc.debug.fuzz.inside import stepwise
+from dsc.debug.fuzz.inside import Stepwise
 from dsc.debug.fuzz.observe import Seen, observe, set_random_state
 from dsc.debug.fuzz.program import Program, World, execute
 
@@ -75,7 +75,7 @@ def samples(
     out = []
     for _ in range(count):
         set_random_state(state)
-        with stepwise(inner, gen) if steps else contextlib.nullcontext():
+        with Stepwise(inner, gen) if steps else contextlib.nullcontext():
             out.append(observe(fn, p.tensors(world, exact=True)))
     return out
 
