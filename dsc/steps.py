@@ -102,14 +102,16 @@ def _sorted(gm: GraphModule, all_steps: list[Step], made: dict[Node, int]) -> li
 def view_chain(n: Node) -> list[Node]:
     """A value, and what it views, through pieces too, down to the node that made the storage."""
     chain = [n]
-    while chain[-1].op == "call_function" and (ops.is_view(chain[-1]) or ops.is_split(chain[-1])):
+    while ops.is_view(chain[-1]) or ops.is_split(chain[-1]):
         chain.append(ops.operand(chain[-1], 0))
     return chain
 
 
 def storage_of(n: Node) -> Node:
     """The node that made the storage which ``n`` looks at, through views and pieces."""
-    return view_chain(n)[-1]
+    while ops.is_view(n) or ops.is_split(n):
+        n = ops.operand(n, 0)
+    return n
 
 
 def aliases(n: Node) -> list[Node]:

@@ -33,6 +33,10 @@ class OpInfo:
     kind: Kind
     precision: Literal["follow", "wide", "any"] = "follow"
     """wide: loses accuracy in 16 bits (exp, sums, norms); any: exact in any format; follow: as its inputs."""
+    viewing: bool = False
+    """Gives a strided view of its first argument."""
+    splitting: bool = False
+    """Gives a list of views of its first argument."""
 
 
 _UNARY = (
@@ -140,7 +144,7 @@ def _kind(name: str) -> Kind:
 
 
 _TABLE: Mapping[str, OpInfo] = {
-    n: OpInfo(n, _kind(n), "wide" if n in _WIDE else "any" if n in _EXACT else "follow")
+    n: OpInfo(n, _kind(n), "wide" if n in _WIDE else "any" if n in _EXACT else "follow", n in _VIEW, n in _MULTI_VIEW)
     for n in sorted(_POINTWISE | _CREATE | _REDUCTION | _ROWWISE | _VIEW | _MULTI_VIEW | _MATMUL | {"getitem"})
 }
 
@@ -152,28 +156,42 @@ def table() -> Mapping[str, OpInfo]:
 
 def info(node: Node) -> OpInfo:
     """What the table says of a ``call_function`` node; ``opaque`` for everything else."""
-    name = name_of(node) if node.op == "call_function" else node.op
+    target = node.target
+    if node.op != "call_function":
+        return _TABLE.get(node.op) or OpInfo(node.op, "opaque")
+    if not isinstance(target, OpOverload):
+        return _looked_up(name_of(node))
+    found = _INFOS.get(target._name)
+    if found is None:
+        found = _looked_up(name_of(node))
+        if found.kind == "opaque" and torch.Tag.nondeterministic_seeded in target.tags:
+            found = OpInfo(found.name, "random")
+        _INFOS[target._name] = found
+    return found
+
+
+_INFOS: dict[str, OpInfo] = {}
+"""By ``aten::add.Tensor``: asked for hundreds of times a node, and the same for good."""
+
+
+def _looked_up(name: str) -> OpInfo:
     found = _TABLE.get(name)
     if found is not None:
         return found
-    if name.startswith(("_c10d_functional.", "c10d.")):
-        return OpInfo(name, "collective")
-    if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
-        return OpInfo(name, "random")
-    return OpInfo(name, "opaque")
+    return OpInfo(name, "collective" if name.startswith(("_c10d_functional.", "c10d.")) else "opaque")
 
 
 def is_view(node: Node) -> bool:
     """A strided view of its first argument, or one piece of a split."""
-    kind = info(node).kind
-    if kind == "item":
-        return isinstance(node.args[0], Node) and name_of(node.args[0]) in _MULTI_VIEW
-    return kind == "view" and name_of(node) not in _MULTI_VIEW
+    found = info(node)
+    if found.kind == "item":
+        return isinstance(node.args[0], Node) and info(node.args[0]).splitting
+    return found.viewing
 
 
 def is_split(node: Node) -> bool:
     """Gives a list of views of its first argument."""
-    return node.op == "call_function" and name_of(node) in _MULTI_VIEW
+    return info(node).splitting
 
 
 def axes(node: Node, rank: int) -> list[int]:
@@ -191,16 +209,25 @@ def axes(node: Node, rank: int) -> list[int]:
 
 def mutated(node: Node) -> list[Node]:
     """Operands that the call writes to."""
-    schema = getattr(node.target, "_schema", None)
+    target = node.target
+    schema = getattr(target, "_schema", None)
     if schema is None:
         return []
-    named = {p.name: p for p in schema.arguments}
-    pairs = [*zip(schema.arguments, node.args), *((named[k], v) for k, v in node.kwargs.items() if k in named)]
+    name = target._name if isinstance(target, OpOverload) else None
+    written = None if name is None else _WRITES.get(name)
+    if written is None:
+        written = tuple((i, p.name) for i, p in enumerate(schema.arguments) if p.alias_info and p.alias_info.is_write)
+        if name is not None:
+            _WRITES[name] = written
     out: list[Node] = []
-    for p, a in pairs:
-        if p.alias_info is not None and p.alias_info.is_write:
-            out += [x for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, Node)]
+    for i, word in written:
+        a = node.args[i] if i < len(node.args) else node.kwargs.get(word)
+        out += [x for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, Node)]
     return out
+
+
+_WRITES: dict[str, tuple[tuple[int, str], ...]] = {}
+"""By ``aten::add_.Tensor``: place and name of every parameter that the operator writes to."""
 
 
 def is_ordered(node: Node) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,9 +22,9 @@ class Stepwise(TorchDispatchMode):
     """
 
     def __init__(self, grain: float, gen: torch.Generator) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.grain, self.gen = grain, gen
-        self.steps: Mapping[OpOverload, Callable[..., Any]] = torch.export.default_decompositions()
+        self.steps: Mapping[Any, Callable[..., Any]] = torch.export.default_decompositions()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

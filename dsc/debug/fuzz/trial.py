@@ -168,7 +168,13 @@ def _verdicts(
 
 
 def _sample(
-    p: Program, world: World, state: torch.Tensor, grain: Mapping[torch.dtype, float], count: int, seed: int, steps: bool
+    p: Program,
+    world: World,
+    state: torch.Tensor,
+    grain: Mapping[torch.dtype, float],
+    count: int,
+    seed: int,
+    steps: bool,
 ) -> list[Seen]:
     return noise.samples(p, world, state, count, seed, grain, steps=steps)
 
