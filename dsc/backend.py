@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dsc import blame, compiler, errors, traps, warm, watch
+from dsc import blame, collector, compiler, errors, traps, warm, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
@@ -33,6 +33,7 @@ def dsc(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callab
     return compile_graph(gm, example_inputs, options)
 
 
+@collector.paused()
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """A Dynamo graph to a function with eager's calling convention.
 

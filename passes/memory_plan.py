@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch.fx import GraphModule
 
-from dsc import cost, liveness
+from dsc import collector, cost, liveness
 from dsc.passes import memory_away, memory_compress, memory_offload
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
@@ -76,6 +76,7 @@ class Search:
     forward_seconds: float = field(init=False)
     """Of a forward, whatever it saves."""
 
+    @collector.paused()
     def __post_init__(self) -> None:
         problem = self.found.problem
         self.chain = chain.find(problem)
@@ -210,6 +211,7 @@ class Search:
 
     # --- the portfolio ---------------------------------------------------------------------------------------------------
 
+    @collector.paused()
     def within(self, budget: int) -> Program | None:
         """The fastest program found whose peak is at most ``budget`` bytes; None if there is none."""
         found = [self.resident(budget), *memory_away.compressing(self, budget), *memory_away.moving(self, budget)]
@@ -334,6 +336,7 @@ class Search:
         count = PRICES if len(problem.ops) < LARGE else PRICES // 2
         return [float(p) for p in np.geomspace(0.02 / problem.bandwidth, highest, count)]
 
+    @collector.paused()
     def least(self) -> Program:
         """The program with the smallest peak that was found."""
         least = self.least_resident()

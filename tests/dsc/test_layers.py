@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
-    "dsc.errors dsc.precision dsc.codegen.writer dsc.torch_shim",
+    "dsc.errors dsc.collector dsc.precision dsc.codegen.writer dsc.torch_shim",
     "dsc.runtime.state dsc.precision.formats",
     "dsc.precision.plan dsc.precision.emulate",
     "dsc.precision.request dsc.precision.ops dsc.precision.rules",

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _pytree as pytree
+
+from dsc.torch_shim import TorchDispatchMode
 
 
 class Stepwise(TorchDispatchMode):
@@ -35,7 +36,7 @@ class Stepwise(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out = func(*args, **(kwargs or {}))
-        return _pytree.tree_map_only(torch.Tensor, self.off, out) if _plain(func) else out
+        return pytree.tree_map_only(torch.Tensor, self.off, out) if _plain(func) else out
 
     def off(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():
