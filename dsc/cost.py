@@ -89,6 +89,9 @@ def bytes_moved(node: Node) -> int:
     """Bytes read and written: each operand once, of a table only the rows looked up; each result that has a reader."""
     if node.op != "call_function" or _moves_nothing(node):
         return 0
+    if _packet(node) == "embedding_add":  # in place: the rest of the table is not touched
+        table, rows, index = (stored_bytes(ops.tensor(a)) for a in ops.tensor_operands(node))
+        return rows + index + 2 * min(table, rows)
     read = sum(touched(node, a) for a in ops.tensor_operands(node))
     written = sum(stored_bytes(ops.tensor(n)) for n in made(node))
     return read + written + sum(stored_bytes(ops.tensor(n)) for n in ops.mutated(node))

@@ -9,6 +9,7 @@ from dsc.manager import Pass
 from dsc.options import Options
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.chunk_loss import ChunkLoss
+from dsc.passes.embedding import Embedding
 from dsc.passes.fuse import Fuse
 from dsc.passes.recompute import Recompute
 from dsc.target import Target
@@ -16,6 +17,7 @@ from dsc.target import Target
 JOINT: tuple[Pass, ...] = (
     ChunkLoss(),  # before losses are taken apart
     Canonicalize(),  # first: the others read single-purpose operators
+    Embedding(),  # before anything weighs what the gradients of tables take
     Recompute(),  # before the split: it decides what the split saves
 )
 """On the joint graph of forward and backward, before it is split."""

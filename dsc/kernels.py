@@ -74,7 +74,12 @@ def launches(program: Program, options: Options) -> list[Launch]:
         CompileFailed: the compiler refused what was emitted.
     """
     if torch.cuda.is_available() and any(getattr(x, "namespace", "") == "dsc" for x in program.externals.values()):
-        from dsc.codegen.templates import flash_ops, precision_ops, sparse_ops  # noqa: F401  # register what runs on CUDA tensors
+        from dsc.codegen.templates import (  # noqa: F401  # register what runs on CUDA tensors
+            embedding_ops,
+            flash_ops,
+            precision_ops,
+            sparse_ops,
+        )
     match program.emitter:
         case "cpp":
             cxx = compiler(options)

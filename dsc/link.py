@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from dsc import bind, domain, kernels, ops, products, recordable
+from dsc import bind, cost, domain, kernels, ops, products, recordable
 from dsc.codegen.kernel import Call
 from dsc.codegen.lower import Bound, Unlowerable
 from dsc.manager import Remark
@@ -32,6 +32,8 @@ OUT_VARIANTS = {
     "baddbmm.default": torch.ops.aten.baddbmm.out,
 }
 """Calls that may write into the pool."""
+IN_PLACE = {"addmm.default": "aten.addmm_.default", "dsc.embedding_add.default": "dsc.embedding_add_.default"}
+"""Calls that add to their first operand -> the same in its memory."""
 
 
 def link(
@@ -166,15 +168,27 @@ class Writer:
         return out
 
     def _sums(self) -> dict[Node, Node]:
-        """Product that is added to another one -> that one, where it dies of it: the sum lies in its memory."""
+        """What is added to a value (see ``IN_PLACE``) -> that value, where it dies of it: the sum lies in its memory.
+
+        A product is only added to another one that ATen makes; rows of a table to whatever is made here.
+        """
         out: dict[Node, Node] = {}
         for i, step in enumerate(self.order):
             n = step.node
-            if step.group is not None or ops.name_of(n) != "addmm.default" or n.kwargs or not self.poolable(n):
+            if step.group is not None or ops.name_of(n) not in IN_PLACE or n.kwargs:
                 continue
             have = ops.operand(n, 0)
-            made_here = have.op == "call_function" and ops.name_of(have) in OUT_VARIANTS and notes(have).group is None
-            if not made_here or have in self.escaping or self.last[have] != i or set(have.users) != {n}:
+            if ops.name_of(n) == "addmm.default":
+                made_here = ops.name_of(have) in OUT_VARIANTS and notes(have).group is None and self.poolable(n)
+            else:
+                made_here = storage_of(have) is have and not ops.mutated(have)
+            if (
+                have.op != "call_function"
+                or not made_here
+                or have in self.escaping
+                or self.last[have] != i
+                or set(have.users) != {n}
+            ):
                 continue
             a, b = ops.tensor(have), ops.tensor(n)
             if domain.shape(a) == domain.shape(b) and a.stride() == b.stride():
@@ -316,9 +330,11 @@ class Writer:
             self.flush()
             if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)):
                 self.aten_calls += 1
-                self.bytes += sum(_nbytes(a) for a in {*ops.tensor_operands(n), n})
+                rows = n in self.sums and ops.name_of(n) != "addmm.default"
+                moved = cost.bytes_moved(n) if rows else sum(_nbytes(a) for a in {*ops.tensor_operands(n), n})
+                self.bytes += moved
         if n in self.sums:
-            self.lines.append(f"aten.addmm_.default({', '.join(map(self.word, n.args))})")
+            self.lines.append(f"{self.in_place_call(n)}({', '.join(map(self.word, n.args))})")
             self.leave(self.dead(i))
             return
         out = ops.name_of(n) in OUT_VARIANTS
@@ -333,6 +349,10 @@ class Writer:
         if n in self.read_by_kernels and not view and not out:
             self.expect(n)
         self.leave(self.dead(i))
+
+    def in_place_call(self, n: Node) -> str:
+        namespace, packet, overload = IN_PLACE[ops.name_of(n)].split(".")
+        return self.target(getattr(getattr(getattr(torch.ops, namespace), packet), overload))
 
     def leave(self, lines: list[str]) -> None:
         """Lines that must not run before the kernels that wait."""

@@ -20,6 +20,7 @@ from dsc.options import Options
 from dsc.passes.attention import Attention
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.chunk_loss import ChunkLoss
+from dsc.passes.embedding import Embedding
 from dsc.passes.fuse import Fuse
 from dsc.passes.memory import Memory
 from dsc.passes.precision import Precision
@@ -32,7 +33,18 @@ from dsc.target import Target
 
 KNOWN: Mapping[str, type[Pass]] = {
     p.name: p
-    for p in (ChunkLoss, Canonicalize, Attention, SparseAttention, Sparsify, Precision, Recompute, Memory, Fuse)
+    for p in (
+        ChunkLoss,
+        Canonicalize,
+        Embedding,
+        Attention,
+        SparseAttention,
+        Sparsify,
+        Precision,
+        Recompute,
+        Memory,
+        Fuse,
+    )
 }
 
 PLUGINS = "dsc.passes"

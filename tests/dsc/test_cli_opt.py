@@ -26,8 +26,8 @@ def test_the_default_pipeline_is_what_it_is_without_a_choice() -> None:
 
 def test_pipelines_are_cut() -> None:
     assert spell(cut("canonicalize,fuse{max_nodes=4}")) == "canonicalize,fuse{max_nodes=4}"
-    assert [p.name for p in cut(stop_after="recompute")] == ["chunk-loss", "canonicalize", "recompute"]
-    assert [p.name for p in cut(disable=["recompute", "fuse"])] == ["chunk-loss", "canonicalize"]
+    assert [p.name for p in cut(stop_after="recompute")] == ["chunk-loss", "canonicalize", "embedding", "recompute"]
+    assert [p.name for p in cut(disable=["recompute", "fuse"])] == ["chunk-loss", "canonicalize", "embedding"]
     assert [p.name for p in cut("fuse,canonicalize,fuse", stop_after="fuse")] == ["fuse", "canonicalize", "fuse"]
     assert cut("canonicalize", disable=["canonicalize"]) == ()
     with pytest.raises(UnknownPass, match="'fus' is not a pass; did you mean 'fuse'"):
@@ -50,13 +50,15 @@ def test_the_graphs_that_come_out() -> None:
 
 def test_a_joint_pass_at_the_end_shows_the_joint_graph() -> None:
     data = as_json("opt", "mlp-tiny", "--stop-after", "recompute")
-    assert data["passes"] == "chunk-loss,canonicalize,recompute"
+    assert data["passes"] == "chunk-loss,canonicalize,embedding,recompute"
     assert [(g["graph"], g["pass"]) for g in data["graphs"]] == [("joint", "recompute")]
 
 
 def test_no_passes_at_all() -> None:
     data = as_json(
-        "opt", "mlp-tiny", *(x for p in ("chunk-loss", "canonicalize", "recompute", "fuse") for x in ("--disable", p))
+        "opt",
+        "mlp-tiny",
+        *(x for p in ("chunk-loss", "canonicalize", "embedding", "recompute", "fuse") for x in ("--disable", p)),
     )
     assert [(g["graph"], g["pass"]) for g in data["graphs"]] == [("forward", "trace"), ("backward", "trace")]
 

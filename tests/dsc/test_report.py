@@ -105,7 +105,7 @@ def test_the_data_is_what_was_captured() -> None:
         ("joint", "trace"),
         ("joint", "chunk-loss"),
         ("joint", "canonicalize"),
-        ("joint", "recompute"),
+        ("joint", "embedding"),
     ]
     assert [p["name"] for p in d["passes"] if p["graph"] == "backward"][-1] == "link"
     fuse = next(p for p in d["passes"] if (p["graph"], p["name"]) == ("forward", "fuse"))

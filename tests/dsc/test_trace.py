@@ -77,7 +77,7 @@ def test_every_line_is_an_event_of_the_schema(two: Path) -> None:
 def test_what_was_compiled_can_be_read_back(two: Path) -> None:
     first, second = trace.read(two).regions
     assert first.graphs == ("joint", "forward", "backward")
-    assert [s.name for s in first.of("joint")] == ["trace", "chunk-loss", "canonicalize", "recompute"]
+    assert [s.name for s in first.of("joint")] == ["trace", "chunk-loss", "canonicalize", "embedding", "recompute"]
     assert first.function.startswith("forward (test_trace.py:")
     assert first.target == "cpu" and first.guard == ""
     assert first.inputs.count("f32[4,8]") == 1
@@ -333,11 +333,11 @@ def test_two_runs_are_the_same(two: Path, tmp_path: Path) -> None:
 
 def test_other_options_are_seen_in_settings_numbers_and_graphs(two: Path, tmp_path: Path) -> None:
     path = tmp_path / "other.trace"
-    recorded(path, passes="chunk-loss,canonicalize,recompute,fuse{max_nodes=1}")
+    recorded(path, passes="chunk-loss,canonicalize,embedding,recompute,fuse{max_nodes=1}")
     result = CliRunner().invoke(cli.app, ["diff", str(two), str(path)], env={"COLUMNS": "200"})
     assert result.exit_code == 1
     out = result.output
-    assert "option passes: — → chunk-loss,canonicalize,recompute,fuse{max_nodes=1}" in out
+    assert "option passes: — → chunk-loss,canonicalize,embedding,recompute,fuse{max_nodes=1}" in out
     assert "forward kernels" in out and "%" in out
     assert "forward after fuse: +0 -0 lines" in out
     assert any(line.startswith("~") and "group=" in line for line in out.splitlines())
