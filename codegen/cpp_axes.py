@@ -65,7 +65,7 @@ def vary(k: Kernel) -> Kernel:
             case _:
                 own = frozenset()
         own = (own & axes).union(*(seen[a] for a in v.args), *(seen[n] for n in own if n in seen))
-        seen[v.name] = (own | cut) - reduced if v.op == "reduce" else own
+        seen[v.name] = (own | cut) - reduced if v.op in ("reduce", "dot") else own
         lets.append(replace(v, axes=seen[v.name]))
     return replace(k, lets=tuple(lets))
 

@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import Kernel
 from dsc.codegen.triton import Schedule, default_schedule, emit, tiles
+from dsc.codegen.triton_plan import launched
 from dsc.codegen.triton_run import LANGUAGE, load_source, options
 from dsc.errors import CodegenFailed
 
@@ -145,13 +146,16 @@ def inspect(
 ) -> KernelFacts:
     """Compile ``kernel`` for compute capability ``capability`` (80, 90) and read what came out.
 
+    Of a product whose contraction is cut, its pieces.
+
     ``aligned`` promises pointers that are multiples of 16 bytes, ``divisible`` names the sizes that are multiples of
     16: what Triton finds out by itself when it launches.  Without, it loads one element at a time.
 
     Raises:
         CodegenFailed: Triton or ptxas refuse the kernel.
     """
-    schedule = schedule or default_schedule(kernel)
+    part = launched(kernel, schedule or default_schedule(kernel))
+    kernel, schedule = part.kernel, part.schedule
     types, constants = signature(kernel, schedule)
     known = [i for i, t in enumerate(types) if aligned and t.startswith("*")]
     known += [len(kernel.buffers) + i for i, s in enumerate(kernel.sizes) if s in divisible]

@@ -24,9 +24,11 @@ class Schedule:
 
     KB: int = 0
     """Points of the contraction that a product takes at once; 0: no product."""
+    parts: int = 0
+    """Pieces of the contraction, each a program's, which a second launch adds up (``triton_split``); 0: it is whole."""
 
     @property
     def label(self) -> str:
         """``2 x 1024, 4 warps``."""
         tile = " x ".join(str(n) for n in (self.XB, self.RB, self.KB) if n > 1) or "1"
-        return f"{tile}, {self.num_warps} warps"
+        return f"{tile}, {self.num_warps} warps" + (f", sums in {self.parts} parts" if self.parts else "")

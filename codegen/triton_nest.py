@@ -182,8 +182,29 @@ def product_schedule(n: Nest) -> Schedule:
     """The tile that the model ranks first."""
     dot = product(n.kernel)
     assert dot is not None
-    batch, rows, columns = (int(e) if e.is_number else None for e in (extent(n.batch), n.xn, n.rn))
-    return with_tile(gemm_tiles.best(batch, rows, columns, str(dot.attr), rows_computed(n)))
+    batch, rows, columns, k = (int(e) if e.is_number else None for e in (extent(n.batch), n.xn, n.rn, extent(n.summed)))
+    form = str(dot.attr)
+    if cuttable(n):
+        assert batch is not None and rows is not None and columns is not None and k is not None  # it has no sizes
+        tile, parts = gemm_tiles.chosen(batch, rows, columns, k, form, longest(n))
+        return with_tile(tile, parts)
+    return with_tile(gemm_tiles.best(batch, rows, columns, form, rows_computed(n)))
+
+
+def longest(n: Nest) -> int:
+    """Of the axes of a contraction, which is the one to be cut."""
+    return max(int(a.extent) for a in n.summed)
+
+
+def cuttable(n: Nest) -> bool:
+    """Whether a product's contraction may be cut: nothing else is computed of its rows, summed, checked or kept along it."""
+    kernel = n.kernel
+    if kernel.sizes or rows_computed(n) or any(v.op in ("reduce", "collect", "check") for v in kernel.lets):
+        return False
+    summed = {a.name for a in kernel.reduced}
+    if any(summed & {str(x) for x in sympy.sympify(s.index).free_symbols} for s in kernel.stores):
+        return False
+    return all(b.role != "inout" for b in kernel.buffers)
 
 
 def rows_computed(n: Nest) -> bool:
@@ -192,8 +213,8 @@ def rows_computed(n: Nest) -> bool:
     return dot is not None and any(v.name == dot.args[0] and v.op != "load" for v in n.kernel.lets)
 
 
-def with_tile(t: gemm_tiles.Tile) -> Schedule:
-    return Schedule(t.m, t.n, num_warps=t.warps, num_stages=t.stages, KB=t.k)
+def with_tile(t: gemm_tiles.Tile, parts: int = 1) -> Schedule:
+    return Schedule(t.m, t.n, num_warps=t.warps, num_stages=t.stages, KB=t.k, parts=parts if parts > 1 else 0)
 
 
 def _fit(n: Index, most: int) -> int:

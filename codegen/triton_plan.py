@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from dsc.codegen import triton_columns
+from dsc.codegen import triton_columns, triton_split
 from dsc.codegen.cpp_split import Temporary, cut
 from dsc.codegen.kernel import Axis, Kernel, stages
 from dsc.codegen.schedule import Schedule
+from dsc.codegen.triton import emit
 from dsc.codegen.triton_axes import without_units
 from dsc.codegen.triton_nest import default_schedule, grid, nest
 
@@ -39,11 +40,20 @@ class Plan:
     kernel: Kernel
     parts: tuple[Part, ...]
     temporaries: tuple[Temporary, ...] = ()
+    whole: Part | None = None
+    """Of a product whose contraction is cut: the product, with the schedule that says so."""
+
+    @property
+    def choices(self) -> tuple[Part, ...]:
+        """What has a schedule of its own: the launches, of which a product and its pieces are one."""
+        return self.parts if self.whole is None else (self.whole, *self.parts[1:])
 
     def with_schedules(self, chosen: Mapping[str, Schedule]) -> Plan:
         """With other schedules for the launched kernels that ``chosen`` names."""
-        parts = (replace(p, schedule=chosen.get(p.kernel.name, p.schedule)) for p in self.parts)
-        return replace(self, parts=tuple(parts)) if chosen else self
+        own = chosen.get(self.kernel.name)
+        made = of_product(self.kernel, own) if own is not None and own.KB else self
+        parts = (replace(p, schedule=chosen.get(p.kernel.name, p.schedule)) for p in made.parts)
+        return replace(made, parts=tuple(parts)) if chosen else made
 
 
 def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
@@ -53,14 +63,17 @@ def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
     2. The programs of one launch would leave most of a GPU idle, and it is not small.
     3. Sizes are numbers, and a reduce axis divides into equal chunks.
 
+    A product is two launches where its contraction is in parts (``triton_split``).
     A kernel that sums over rows too is two launches by itself (see ``triton_columns``).
     On a GPU checks are assertions: a flag would have to be waited for.
     """
     if triton_columns.collected(kernel):
         return _columns(kernel, interpreter)
+    schedule = default_schedule(kernel, interpreter=interpreter)
+    if schedule.KB:
+        return of_product(kernel, schedule)
     chosen = _chunks(kernel)
     if chosen is None:
-        schedule = default_schedule(kernel, interpreter=interpreter)
         return Plan(kernel, (Part(kernel, replace(schedule, asserts=kernel.checks and not interpreter)),))
     pieces = cut(without_units(kernel), *chosen)
     first, *rest = (_named(k, kernel) for k in pieces.kernels)
@@ -68,6 +81,27 @@ def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
     rest = [replace(k, origin=f"the chunks of {first.name}, added up") for k in rest]
     parts = tuple(Part(k, default_schedule(k, interpreter=interpreter)) for k in (first, *rest))
     return Plan(kernel, parts, pieces.temporaries)
+
+
+def of_product(kernel: Kernel, schedule: Schedule) -> Plan:
+    """With a schedule of the whole, which may cut its contraction."""
+    if not schedule.parts:
+        return Plan(kernel, (Part(kernel, schedule),))
+    pieces = triton_split.cut(kernel, schedule.parts)
+    first, join = (_named(k, kernel) for k in pieces.kernels)
+    parts = (Part(first, replace(schedule, parts=0)), Part(join, default_schedule(join)))
+    return Plan(kernel, parts, pieces.temporaries, Part(kernel, schedule))
+
+
+def launched(kernel: Kernel, schedule: Schedule) -> Part:
+    """What runs the loop of a kernel with a schedule: itself, or the pieces of its contraction."""
+    return of_product(kernel, schedule).parts[0] if schedule.parts else Part(kernel, schedule)
+
+
+def source(kernel: Kernel, schedule: Schedule) -> str:
+    """Triton of ``launched``."""
+    part = launched(kernel, schedule)
+    return emit(part.kernel, part.schedule)
 
 
 def _columns(kernel: Kernel, interpreter: bool) -> Plan:

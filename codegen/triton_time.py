@@ -1,4 +1,4 @@
-"""How long one launch of a kernel takes on the GPU that is here."""
+"""How long a kernel takes on the GPU that is here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import sympy
 import torch
 import triton.testing
 
-from dsc.codegen.kernel import Kernel
+from dsc.codegen.kernel import Call, Kernel
 from dsc.codegen.schedule import Schedule
-from dsc.codegen.triton import emit, tiles
 from dsc.codegen.triton_index import bound
-from dsc.codegen.triton_launch import Kernel as Launcher
+from dsc.codegen.triton_launch import sequence
 from dsc.codegen.triton_nest import evaluate
-from dsc.codegen.triton_plan import Part
-from dsc.codegen.triton_run import load_source
+from dsc.codegen.triton_plan import Part, Plan, of_product
 from dsc.ops.kinds import SHORT
 
 WARM, TIMED = 5, 20
@@ -21,18 +19,16 @@ WARM, TIMED = 5, 20
 
 
 def timer(kernel: Kernel, schedule: Schedule) -> float:
-    """Median seconds of a launch on fresh tensors, the second-level cache emptied before each.
+    """Median seconds of its launches on fresh tensors, the second-level cache emptied before each.
 
     Raises:
         ValueError: an index whose range is not known.
     """
     device = torch.device("cuda", torch.cuda.current_device())
-    tensors = arguments(kernel, device)
-    launcher = Launcher(
-        Part(kernel, schedule), load_source(emit(kernel, schedule))[kernel.name], tiles(kernel, schedule)
-    )
-    pointers = [t.data_ptr() for t in tensors]
-    once = lambda: launcher.launch(tensors, pointers, (), device.index)  # noqa: E731
+    plan = of_product(kernel, schedule) if schedule.KB else Plan(kernel, (Part(kernel, schedule),))
+    run = sequence({kernel.name: plan}, [Call(kernel.name, tuple(range(len(kernel.buffers))))])
+    tensors = tuple(arguments(kernel, device))
+    once = lambda: run(tensors, ())  # noqa: E731
     milliseconds = triton.testing.do_bench(once, warmup=WARM, rep=TIMED, return_mode="median")
     return float(milliseconds) * 1e-3
 

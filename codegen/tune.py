@@ -19,8 +19,7 @@ from dsc.codegen.alternatives import alternatives, modelled
 from dsc.codegen.candidates import Choice, Code, as_data, from_data, measure
 from dsc.codegen.kernel import Kernel
 from dsc.codegen.schedule import Schedule
-from dsc.codegen.triton import emit
-from dsc.codegen.triton_plan import Plan
+from dsc.codegen.triton_plan import Plan, source
 from dsc.errors import CodegenFailed
 from dsc.target import Target
 
@@ -42,7 +41,7 @@ def tuned(
     """
     out: dict[str, Choice[Schedule]] = {}
     for plan in plans:
-        for part in plan.parts:
+        for part in plan.choices:
             name = key(part.kernel, part.schedule, target)
             choice = kept(folder, name)
             if choice is None:
@@ -76,7 +75,14 @@ def compiled(kernel: Kernel, schedule: Schedule, capability: int) -> Code | str:
 
 def key(kernel: Kernel, default: Schedule, target: Target) -> str:
     """The name of a choice in the cache."""
-    parts = (emit(kernel, default), repr(default), target.name, str(target.capability), triton.__version__, str(FORMAT))
+    parts = (
+        source(kernel, default),
+        repr(default),
+        target.name,
+        str(target.capability),
+        triton.__version__,
+        str(FORMAT),
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

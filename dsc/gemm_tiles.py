@@ -58,10 +58,14 @@ WIDE: Mapping[str, tuple[Tile, ...]] = {
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "f16": 2, "tf32": 4, "f32": 4}
 
 
+def tiles(t: Tile, batch: int, m: int, n: int) -> int:
+    """Of a product of these sizes."""
+    return batch * -(-m // t.m) * -(-n // t.n)
+
+
 def share(t: Tile, batch: int, m: int, n: int, sms: int = SMS) -> float:
     """Of the rate of good kernels, for a product of these sizes."""
-    tiles = batch * -(-m // t.m) * -(-n // t.n)
-    waves = -(-tiles // sms)
+    waves = -(-tiles(t, batch, m, n) // sms)
     full = batch * m * n / (waves * sms * t.m * t.n)
     return full * min(1.0, math.sqrt(t.m * t.n / (t.m + t.n) / 64))
 
@@ -80,6 +84,55 @@ def ranked(
         yield from sorted(fit, key=lambda t: (-(-sizes[2] // t.n), t.n))
     else:
         yield from sorted(fit, key=lambda t: -share(t, *sizes))
+
+
+RATE: Mapping[str, float] = {"bf16": 200e12, "f16": 200e12, "tf32": 100e12, "f32": 12e12}
+"""Operations a second of good kernels on an A100, where schedules are weighed against memory and launches: estimates."""
+PARTS_BANDWIDTH = 3e12
+"""Bytes a second of sums on the way through its second-level cache."""
+LAUNCH = 3e-6
+MOST_PARTS, LEAST_STEPS = 32, 4
+"""Pieces of a contraction, and steps of its loop that a piece has."""
+WORTH = 0.8
+"""Share of the time of a whole product below which one in pieces is taken."""
+
+
+def seconds(t: Tile, parts: int, batch: int, m: int, n: int, k: int, form: str) -> float:
+    """Of a product whose contraction is in so many parts, modelled: they fill more multiprocessors, and are added up."""
+    alone = 2.0 * batch * m * n * k / (RATE[form] * share(t, batch * parts, m, n))
+    return alone if parts == 1 else alone + workspace(parts, batch, m, n) / PARTS_BANDWIDTH + LAUNCH
+
+
+def workspace(parts: int, batch: int, m: int, n: int) -> float:
+    """Bytes of the parts' sums, written and read."""
+    return 2.0 * 4 * parts * batch * m * n
+
+
+def split(
+    batch: int, m: int, n: int, k: int, form: str, along: int | None = None, limit: int | None = None
+) -> list[tuple[Tile, int]]:
+    """Tiles and numbers of equal parts in which the contraction may be cut, best first, a tile once.
+
+    ``along``: the extent of its axis that is cut.
+    """
+    found = []
+    for t in ranked(batch, m, n, form, limit=limit):
+        counts = [
+            s
+            for s in range(2, MOST_PARTS + 1)
+            if (along or k) % s == 0 and k // s % t.k == 0 and k // s >= LEAST_STEPS * t.k
+        ]
+        if counts:
+            found.append((t, min(counts, key=lambda s: seconds(t, s, batch, m, n, k, form))))
+    return sorted(found, key=lambda x: seconds(x[0], x[1], batch, m, n, k, form))
+
+
+def chosen(batch: int, m: int, n: int, k: int, form: str, along: int | None = None) -> tuple[Tile, int]:
+    """The best tile and number of parts: 1 unless more are modelled to be clearly faster."""
+    whole = best(batch, m, n, form)
+    cut = split(batch, m, n, k, form, along)
+    worth = WORTH * seconds(whole, 1, batch, m, n, k, form)
+    return cut[0] if cut and seconds(*cut[0], batch, m, n, k, form) < worth else (whole, 1)
 
 
 def best(batch: int | None, m: int | None, n: int | None, form: str, rows: bool = False) -> Tile:

@@ -63,8 +63,9 @@ def decide(g: Groups, p: Product) -> Remark | None:
     g.put(made, [p.node, *taken])
     if rest:
         g.put(home, rest)
-    tile = gemm_tiles.best(*p.sizes[:3], p.form)
-    return Remark(name, "did", f"generated as {made}, modelled {words}; tiles of {tile}")
+    tile, parts = gemm_tiles.chosen(*p.sizes, p.form)
+    pieces = f", the contraction in {parts} parts" if parts > 1 else ""
+    return Remark(name, "did", f"generated as {made}, modelled {words}; tiles of {tile}{pieces}")
 
 
 def tail(g: Groups, p: Product, home: str) -> list[Node]:

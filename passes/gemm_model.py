@@ -40,14 +40,18 @@ def generated(nodes: Sequence[Node], p: Product, target: Target, rows: Sequence[
 
 
 def _arithmetic(nodes: Sequence[Node], p: Product, target: Target, factor: float, rows: Sequence[Node] = ()) -> float:
-    """The roofline, launch included."""
-    batch, m, n, _ = p.sizes
-    tile = gemm_tiles.best(batch, m, n, p.form, bool(rows))
+    """The roofline, launch included, of a contraction in parts where those are modelled to be faster."""
+    batch, m, n, k = p.sizes
+    tile, parts = (gemm_tiles.best(batch, m, n, p.form, True), 1) if rows else gemm_tiles.chosen(batch, m, n, k, p.form)
     work = {x: cost.flops(x) for x in nodes}
     for x in rows:
         work[x] *= STEPS * -(-n // tile.n)
-    work[p.node] /= gemm_tiles.share(tile, batch, m, n, target.sms) * factor
-    return cost.roofline(work, cost.bytes_of_group(nodes), target)
+    work[p.node] /= gemm_tiles.share(tile, batch * parts, m, n, target.sms) * factor
+    whole = cost.roofline(work, cost.bytes_of_group(nodes), target)
+    if parts == 1:
+        return whole
+    through_cache = gemm_tiles.workspace(parts, batch, m, n) / (CACHE * target.bandwidth)
+    return whole + through_cache + cost.LAUNCH_SECONDS[target.kind]
 
 
 def _again(p: Product, target: Target, rows: Sequence[Node]) -> float:

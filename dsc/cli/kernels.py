@@ -170,7 +170,8 @@ def table(title: str, chosen: Sequence[Listed], facts: Facts) -> Table:
 def tile(k: Listed) -> str:
     s = k.schedule
     assert s is not None
-    return f"{s.XB} x {s.RB}\n{s.num_warps} warps" if s.RB > 1 else f"{s.XB}\n{s.num_warps} warps"
+    parts = f"\n{s.parts} parts" if s.parts else ""
+    return f"{s.XB} x {s.RB}\n{s.num_warps} warps{parts}" if s.RB > 1 else f"{s.XB}\n{s.num_warps} warps"
 
 
 def cells(f: KernelFacts) -> tuple[str, ...]:
@@ -198,7 +199,9 @@ def as_data(k: Listed, facts: Facts, sass: bool) -> dict[str, Any]:
         "source": k.source,
     }
     if k.schedule is not None:
-        data["schedule"] = {name: getattr(k.schedule, name) for name in ("XB", "RB", "num_warps", "num_stages")}
+        data["schedule"] = {
+            name: getattr(k.schedule, name) for name in ("XB", "RB", "num_warps", "num_stages", "parts")
+        }
     for (title, capability), f in sorted(facts.items()):
         if title != k.title:
             continue

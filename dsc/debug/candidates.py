@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsc.codegen import triton
+from dsc.codegen import triton_plan
 from dsc.codegen.alternatives import alternatives, modelled
 from dsc.codegen.candidates import Choice
 from dsc.codegen.schedule import Schedule
 from dsc.compilation import Compilation
-from dsc.debug.kernels import Job, Listed, compiled
+from dsc.debug.kernels import Job, Listed, compiled, launches_of
 from dsc.errors import CodegenFailed
 from dsc.kernels import source
 from dsc.target import Target
@@ -60,12 +60,19 @@ def choices_of(
 
 def scheduled(kernels: Sequence[Listed], choices: Choices) -> list[Listed]:
     """The kernels with the schedules that were chosen."""
-    out = []
+    out: list[Listed] = []
+    gone: set[str] = set()
     for k in kernels:
         choice = choices.get(k.title)
-        if choice is not None and choice.chosen != k.schedule:
-            k = replace(k, schedule=choice.chosen, source=triton.emit(k.kernel, choice.chosen))
-        out.append(k)
+        if k.title in gone:
+            continue
+        if choice is None or choice.chosen == k.schedule:
+            out.append(k)
+        elif choice.chosen.KB:  # also in other pieces than before
+            out += launches_of(k, triton_plan.of_product(k.kernel, choice.chosen))
+            gone.add(f"{k.title}_join")
+        else:
+            out.append(replace(k, schedule=choice.chosen, source=triton_plan.source(k.kernel, choice.chosen)))
     return out
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from dsc import bind, blame, errors, text
-from dsc.codegen import cpp, triton, triton_plan
+from dsc.codegen import cpp, triton_plan
 from dsc.codegen.kernel import NBYTES, Kernel
 from dsc.codegen.triton import Schedule
 from dsc.compilation import Compilation
@@ -30,7 +30,10 @@ FEW = 4
 
 @dataclass(frozen=True)
 class Listed:
-    """One distinct kernel of one graph; of a kernel in chunks, one of its launches."""
+    """One distinct kernel of one graph; of a kernel in chunks, one of its launches.
+
+    A product whose contraction is cut is followed by the launch that adds up its pieces.
+    """
 
     region: int
     graph: str
@@ -86,13 +89,22 @@ def _of_program(region: int, made: Compilation, on_gpu: bool) -> Iterator[Listed
         if not on_gpu:
             yield Listed(region, made.kind, kernel, len(mine), traffic, nodes, cpp.emit_unit([kernel], []), None)
             continue
-        plan = triton_plan.plan(kernel)
-        for t in plan.temporaries:
-            traffic[t.buffer] = int(optimization_hint(t.size)) * NBYTES[t.dtype]
-        for p in plan.parts:
-            moved = {b.name: traffic[b.name] for b in p.kernel.buffers}
-            source = triton.emit(p.kernel, p.schedule)
-            yield Listed(region, made.kind, p.kernel, len(mine), moved, nodes, source, p.schedule)
+        yield from launches_of(
+            Listed(region, made.kind, kernel, len(mine), traffic, nodes, "", None), triton_plan.plan(kernel)
+        )
+
+
+def launches_of(k: Listed, plan: triton_plan.Plan) -> Iterator[Listed]:
+    """The launches of a Triton kernel; a product stands for the pieces of its contraction.
+
+    ``k``: the kernel, with the traffic of its own buffers.
+    """
+    traffic = {**k.traffic, **{t.buffer: int(optimization_hint(t.size)) * NBYTES[t.dtype] for t in plan.temporaries}}
+    for p in plan.choices:
+        names = {b.name for x in (p.kernel, triton_plan.launched(p.kernel, p.schedule).kernel) for b in x.buffers}
+        moved = {name: count for name, count in traffic.items() if name in names}
+        source = triton_plan.source(p.kernel, p.schedule)
+        yield replace(k, kernel=p.kernel, traffic=moved, source=source, schedule=p.schedule)
 
 
 def facts_of(

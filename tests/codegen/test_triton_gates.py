@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from dsc.codegen.cubin import LIMITS, KernelFacts
 from dsc.codegen.kernel import NBYTES, Index, Kernel, indirect
 from dsc.codegen.triton_nest import Nest, nest
+from dsc.codegen.triton_plan import launched
 from dsc.debug.capture import capture
 from dsc.debug.kernels import Listed, facts_of, listed
 from dsc.debug.source import Model
@@ -54,10 +55,12 @@ def test_no_spills_and_whole_accesses(kernels: list[Listed], capability: int) ->
 def narrow(k: Listed, facts: KernelFacts) -> list[tuple[str, int]]:
     """Buffers that matter and that threads walk in less than 16 bytes though their layout would allow it."""
     out = []
-    n = nest(k.kernel)
+    assert k.schedule is not None
+    kernel = launched(k.kernel, k.schedule).kernel
+    n = nest(kernel)
     for a in facts.accesses:
         share = k.traffic.get(a.buffer, 0) / k.bytes
-        if a.width < 16 and share > SHARE and k.bytes > 1e5 and layout_allows(k.kernel, n, a.buffer, a.store):
+        if a.width < 16 and share > SHARE and k.bytes > 1e5 and layout_allows(kernel, n, a.buffer, a.store):
             out.append((a.buffer, a.width))
     return out
 
