@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dsc.domain import Space
 from dsc.errors import DscWarning
-from dsc.passes.fuse import Unit, Web, cyclic, find_below, join, link
+from dsc.passes.fuse_grow import cyclic, find_below, join
+from dsc.passes.fuse_web import Unit, Web, link
 
 
 def reaches(web: Web, start: int, end: int) -> bool:
