@@ -17,26 +17,30 @@ def cyclic(web: Web, a: Unit, b: Unit) -> bool:
 
 
 def _path(web: Web, start: Unit, end: Unit) -> bool:
-    return any(s != end.id and web.below[s] >> end.id & 1 for s in start.succs)
+    return any(s != end.id and web.below[s] & web.bits[end.id] for s in start.succs)
 
 
 def find_below(web: Web) -> None:
     """As built, units stand in an order in which each comes before those below it."""
     for i in sorted(web.units, reverse=True):
-        web.below[i] = 0
+        web.below[i], web.bits[i] = 0, 1 << i
         for s in web.units[i].succs:
             web.below[i] |= 1 << s | web.below[s]
 
 
 def join_below(web: Web, a: Unit, gone: int) -> None:
-    """What ``a`` now reaches, and that everything above the two reaches it."""
-    web.below[a.id] = (web.below[a.id] | web.below.pop(gone)) & ~(1 << a.id | 1 << gone)
-    reached = web.below[a.id] | 1 << a.id
+    """What ``a`` now reaches, and that everything above the two reaches it.
+
+    The bits of both stand for it from now on: what was above either need not be told that it is above ``a``.
+    """
+    web.bits[a.id] |= web.bits.pop(gone)
+    reached = web.below[a.id] = (web.below[a.id] | web.below.pop(gone)) & ~web.bits[a.id]
     stack = list(a.preds)
     while stack:
         i = stack.pop()
-        if web.below[i] | reached != web.below[i]:
-            web.below[i] |= reached
+        wider = web.below[i] | reached
+        if wider != web.below[i]:
+            web.below[i] = wider
             stack += web.units[i].preds
 
 

@@ -40,7 +40,7 @@ def why_apart(web: Web, maker: Unit, reader: Unit, limit: int) -> str:
         if domain.meet(maker.space, reader.space) is None:  # type: ignore[arg-type]  # both are kernels
             return f"loops over {maker.space} and {reader.space} do not meet"
         return f"{maker.space} leaves a few numbers: what follows would run on one core"
-    third = next((s for s in sorted(maker.succs) if s != reader.id and web.below[s] >> reader.id & 1), None)
+    third = next((s for s in sorted(maker.succs) if s != reader.id and web.below[s] & web.bits[reader.id]), None)
     if third is not None:
         return f"{web.units[third].nodes[0].name} runs between the two"
     return "together they would not move fewer bytes"

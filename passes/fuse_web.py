@@ -49,6 +49,8 @@ class Web:
     """Whether case 10 is wanted."""
     below: dict[int, int] = field(default_factory=dict)
     """Unit -> those that a path leads to, as a set of bits, until groups stop growing."""
+    bits: dict[int, int] = field(default_factory=dict)
+    """Unit -> the bits that stand for it in these sets: one for each unit that it was joined from."""
 
     def live(self) -> list[Unit]:
         return sorted((u for u in self.units.values() if u.space is not None), key=lambda u: u.low)
