@@ -7,7 +7,7 @@ Chains", 2019 (rotor), with several choices a block, gradients that pile up, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -58,11 +58,18 @@ class Move:
     alone: bool = False
 
 
-Cell: TypeAlias = tuple[Floats, Ints]
 SPLIT = 1 << 16
 """What is added to a split's distance, to tell it from an option."""
 SPLITS = 32
 """Places at which a stretch may be split; of longer ones, every so many."""
+
+Cells: TypeAlias = dict[tuple[int, int], tuple[Floats, Floats]]
+"""Stretch -> seconds by units of memory, of a first run and of one inside of the backward, after as many infinities:
+``units`` less memory is a slice that starts so much further left."""
+
+Offer: TypeAlias = tuple[Floats, Floats | None, float, int, int]
+"""One way through a stretch: times of its parts that add up, seconds, the units that it needs, and the option of the first
+block, or ``SPLIT`` and the distance to the split."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +78,13 @@ class Table:
 
     stages: tuple[Stage, ...]
     unit: float
-    cells: dict[tuple[int, int], tuple[Cell, Cell]] = field(repr=False)
+    cells: Cells = field(repr=False)
+    units: _Units = field(repr=False)
 
     @property
     def time(self) -> Floats:
-        return self.cells[0, len(self.stages) - 1][0][0]
+        padded = self.cells[0, len(self.stages) - 1][0]
+        return padded[len(padded) // 2 :]
 
     @property
     def least(self) -> int | None:
@@ -85,7 +94,7 @@ class Table:
 
     def moves(self, m: int) -> list[Move]:
         """The fastest schedule within ``m`` units."""
-        units = _Units(self.stages, self.unit)
+        units, width = self.units, len(self.time)
         out: list[Move] = []
         stack: list[Move | tuple[int, int, int, int]] = [(0, len(self.stages) - 1, m, 0)]
         while stack:
@@ -94,8 +103,7 @@ class Table:
                 out.append(task)
                 continue
             i, j, room, rerun = task
-            how = int(self.cells[i, j][rerun][1][min(room, len(self.time) - 1)])
-            assert how >= 0, "less memory than the table asks for"
+            how = _best(_offers(units, self.cells, i, j, rerun, width), min(room, width - 1))
             if how < SPLIT:
                 option = self.stages[i].options[how]
                 if not (rerun and i == j and extra(option) == 0):  # else its backward runs it just in time
@@ -118,10 +126,10 @@ def extra(option: Option) -> int:
 
 
 class _Units:
-    """Bytes as whole units."""
+    """Bytes as whole units, and sums along the chain."""
 
     def __init__(self, stages: Sequence[Stage], unit: float) -> None:
-        self.unit = unit
+        self.stages, self.unit = stages, unit
         self.enters = [self.of(s.enters) for s in stages]
         self.grads = [0, *np.cumsum([self.of(s.gradients) for s in stages]).tolist()]
         self.once = [0, *np.cumsum([self.of(s.once) for s in stages]).tolist()]
@@ -129,6 +137,10 @@ class _Units:
         self.more = [[self.of(extra(o)) for o in s.options] for s in stages]
         self.forward = [[self.of(o.forward_peak) for o in s.options] for s in stages]
         self.backward = [[self.of(o.backward_peak) for o in s.options] for s in stages]
+        self.lean_peak = [min(p) for p in self.forward]
+        """Of a forward that saves nothing."""
+        self.run_on = [0.0, *np.cumsum([min(o.forward for o in s.options) for s in stages]).tolist()]
+        """Seconds of such forwards of all blocks before."""
 
     def of(self, nbytes: int) -> int:
         """Rounded, up more often than down: the sum over a chain errs on the safe side."""
@@ -151,77 +163,78 @@ def solve(stages: Sequence[Stage], kinds: Sequence[int], unit: float, slots: int
     """
     units = _Units(stages, unit)
     count, width = len(stages), slots + 1
-    lean = [min(o.forward for o in s.options) for s in stages]
-    lean_peak = [min(p) for p in units.forward]
-    run_on = [0.0, *np.cumsum(lean).tolist()]
-    cells: dict[tuple[int, int], tuple[Cell, Cell]] = {}
-    known: dict[tuple[int, ...], tuple[Cell, Cell]] = {}
+    cells: Cells = {}
+    known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
+    scratch: Floats = np.empty((max(len(s.options) for s in stages) + SPLITS + 3, width))
     for d in range(count):
         for i in range(count - d):
             j = i + d
             key = tuple(kinds[i : j + 1])
             if key not in known:
-                known[key] = (
-                    _cell(stages, units, cells, i, j, 0, width, run_on, lean_peak),
-                    _cell(stages, units, cells, i, j, 1, width, run_on, lean_peak),
-                )
+                first, again = (_fastest(_offers(units, cells, i, j, rerun, width), scratch) for rerun in (0, 1))
+                known[key] = first, again
             cells[i, j] = known[key]
-    return Table(tuple(stages), unit, cells)
+    return Table(tuple(stages), unit, cells, units)
 
 
-def _cell(
-    stages: Sequence[Stage],
-    units: _Units,
-    cells: dict[tuple[int, int], tuple[Cell, Cell]],
-    i: int,
-    j: int,
-    rerun: int,
-    width: int,
-    run_on: Sequence[float],
-    lean_peak: Sequence[int],
-) -> Cell:
-    best: Floats = np.full(width, np.inf)
-    how: Ints = np.full(width, -1, dtype=np.int32)
+def _offers(units: _Units, cells: Cells, i: int, j: int, rerun: int, width: int) -> Iterator[Offer]:
+    """All ways to run blocks i to j that are looked at."""
 
-    def offer(times: Floats, start: int, label: int) -> None:
-        better = times[start:] < best[start:]
-        best[start:][better] = times[start:][better]
-        how[start:][better] = label
+    def less(padded: Floats, by: int) -> Floats:
+        """``time[m - by]`` for every m."""
+        by = min(by, width)
+        return padded[width - by : 2 * width - by]
 
+    nothing: Floats = np.zeros(width)
     later = units.between(i + 1, j + 1)
-    for x, option in enumerate(stages[i].options):
+    for x, option in enumerate(units.stages[i].options):
         saved = units.more[i][x] if rerun else units.nbytes[i][x]
         ahead, behind = units.forward[i][x], units.backward[i][x]
         if i == j:
             lazy = rerun and extra(option) == 0
             room = behind if lazy else max(ahead, saved + behind)
-            seconds = option.backward if lazy else option.forward + option.backward
-            offer(np.full(width, seconds), min(max(room, 0), width), x)
+            yield nothing, None, option.backward if lazy else option.forward + option.backward, max(room, 0), x
             continue
-        room = max(ahead, saved + behind + later, 0)
-        rest = _shifted(cells[i + 1, j][rerun][0], saved + units.enters[i + 1])
-        offer(rest + (option.forward + option.backward), min(room, width), x)
-    peak = lean_peak[i]
+        rest = less(cells[i + 1, j][rerun], saved + units.enters[i + 1])
+        yield rest, None, option.forward + option.backward, max(ahead, saved + behind + later, 0), x
+    peak = units.lean_peak[i]
     step = max(1, math.ceil((j - i) / SPLITS))
     for k in range(i + 1, j + 1):
         if k - 1 > i:
-            peak = max(peak, units.enters[k - 1] + lean_peak[k - 1])
+            peak = max(peak, units.enters[k - 1] + units.lean_peak[k - 1])
         if peak >= width:
             break
         if (k - i) % step and k > i + 2:
             continue
         once = 0 if rerun else units.kept(i, k)
-        right = _shifted(cells[k, j][rerun][0], units.enters[k] + once)
-        left = _shifted(cells[i, k - 1][1][0], units.between(k, j + 1) + once)
-        offer(right + left + (run_on[k] - run_on[i]), peak, SPLIT + k - i)
-    return best, how
+        right = less(cells[k, j][rerun], units.enters[k] + once)
+        left = less(cells[i, k - 1][1], units.between(k, j + 1) + once)
+        yield right, left, units.run_on[k] - units.run_on[i], peak, SPLIT + k - i
 
 
-def _shifted(times: Floats, units: int) -> Floats:
-    """``times[m - units]`` for every m."""
-    if units == 0:
-        return times
-    out: Floats = np.full(len(times), np.inf)
-    if units < len(times):
-        out[units:] = times[: len(times) - units]
+def _fastest(offers: Iterator[Offer], scratch: Floats) -> Floats:
+    """The seconds of the best offer for each amount of memory, padded."""
+    width, count = scratch.shape[1], 0
+    for first, second, seconds, start, _ in offers:
+        row = scratch[count]
+        if second is None:
+            np.add(first, seconds, out=row)
+        else:
+            np.add(first, second, out=row)
+            row += seconds
+        row[:start] = np.inf
+        count += 1
+    out: Floats = np.full(2 * width, np.inf)
+    np.minimum.reduce(scratch[:count], axis=0, out=out[width:])
     return out
+
+
+def _best(offers: Iterator[Offer], m: int) -> int:
+    """The label of the best offer with ``m`` units of memory, the first of equals."""
+    least, how = np.inf, -1
+    for first, second, seconds, start, label in offers:
+        time = first[m] + seconds if second is None else first[m] + second[m] + seconds
+        if m >= start and time < least:
+            least, how = time, label
+    assert how >= 0, "less memory than the table asks for"
+    return how
