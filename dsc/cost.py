@@ -40,7 +40,7 @@ RATES: Mapping[torch.dtype, tuple[str, ...]] = {
 }
 """Dtype of the operands -> rows of ``Target.peak``, the first that the target has."""
 
-_PRODUCTS = frozenset("mm addmm bmm baddbmm linear matmul _scaled_mm _grouped_mm _scaled_grouped_mm".split())
+_PRODUCTS = frozenset("mm addmm bmm baddbmm linear matmul _scaled_mm _grouped_mm _scaled_grouped_mm grouped_mm".split())
 _COPIES = frozenset(f"dsc.{name}.default" for name in ("offload", "offloaded", "fetch", "fetched"))
 _GATHERS = frozenset("embedding index_select gather index".split())
 
@@ -75,7 +75,10 @@ def flops(node: Node) -> float:
     match unit(node):
         case "matmul":
             left = ops.tensor(ops.operand(node, 1 if _packet(node) in ("addmm", "baddbmm") else 0))
-            return 2.0 * _numel(_results(node)[0]) * _hint(left.shape[-1])
+            each = 2.0 * _numel(_results(node)[0]) * _hint(left.shape[-1])
+            if "grouped" in _packet(node) and left.dim() == ops.tensor(ops.operand(node, 1)).dim() == 2:
+                return each / max(_hint(_results(node)[0].shape[0]), 1)  # a group has its part of the contraction
+            return each
         case "convolution":
             return _convolution_flops(node)
         case "attention":

@@ -33,13 +33,14 @@ ASKING = ("passes", "memory_budget", "sparsity", "attention", "precision")
 
 
 def joint(target: Target, options: Options) -> tuple[Pass, ...]:
-    """``JOINT`` for a target: on GPUs the form of attention is chosen before it is weighed what to save of it."""
+    """``JOINT`` for a target: on GPUs the form of attention and of products of groups is chosen before it is weighed what to save of it."""
     if target.kind != "cuda":
         return JOINT
-    from dsc.passes.attention import Attention  # nothing else needs it
+    from dsc.passes.attention import Attention  # nothing else needs them
+    from dsc.passes.grouped import Grouped
 
     *before, recompute = JOINT
-    return (*before, Attention(fast=options.numerics == "fast"), recompute)
+    return (*before, Attention(fast=options.numerics == "fast"), Grouped(), recompute)
 
 
 def suffice(options: Options) -> bool:

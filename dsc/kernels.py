@@ -77,6 +77,7 @@ def launches(program: Program, options: Options) -> list[Launch]:
         from dsc.codegen.templates import (  # noqa: F401  # register what runs on CUDA tensors
             embedding_ops,
             flash_ops,
+            grouped_ops,
             precision_ops,
             sparse_ops,
         )

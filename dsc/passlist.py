@@ -22,6 +22,7 @@ from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.chunk_loss import ChunkLoss
 from dsc.passes.embedding import Embedding
 from dsc.passes.fuse import Fuse
+from dsc.passes.grouped import Grouped
 from dsc.passes.memory import Memory
 from dsc.passes.precision import Precision
 from dsc.passes.recompute import Recompute
@@ -38,6 +39,7 @@ KNOWN: Mapping[str, type[Pass]] = {
         Canonicalize,
         Embedding,
         Attention,
+        Grouped,
         SparseAttention,
         Sparsify,
         Precision,

@@ -75,6 +75,8 @@ def operator_named(namespace: str, packet: str, overload: str) -> OpOverload:
         importlib.import_module("dsc.runtime.offload")
     if namespace == "dsc" and packet in ("narrow8", "widen8"):
         importlib.import_module("dsc.narrow")
+    if namespace == "dsc" and packet == "grouped_mm":
+        importlib.import_module("dsc.grouped")
     if namespace == "dsc" and packet.startswith("embedding_"):
         importlib.import_module("dsc.embedding")
     if namespace == "dsc" and packet.endswith("rng_state"):

@@ -39,7 +39,7 @@ def passes_table(model: str, target: str) -> None:
     assert graphs == ["joint", "forward", "backward"]
     rows = [line.split()[0] for line in lines[3:] if line.startswith("   ") and line.strip()]
     graph = ["trace", "canonicalize", "fuse", "link"]
-    attention = ["attention"] if target != "cpu" else []
+    attention = ["attention", "grouped"] if target != "cpu" else []
     assert rows == ["trace", "chunk-loss", "canonicalize", "embedding", *attention, "recompute", *graph, *graph]
     step = re.search(r"^ step +([\d.]+) +(\d+)→(\d+) +(\d+) +(\d+) ([\d.]+ [kM]B) +([\d.]+M) ([\d.]+ [kM]B)", out, re.M)
     assert step is not None, out
