@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from common import ratios, table
 from pipeline_grid import FREE
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter, Node
 
-from dsc.distributed import assemble, describe, forward, line, rebalance
+from dsc.distributed import assemble, describe, forward, line, stage_cost
+from dsc.distributed import measure as measuring
 from dsc.distributed.cluster import Cluster
 from dsc.distributed.forward import Forward
-from dsc.distributed.monitor import Report, StageTimes
 from dsc.distributed.plan import Degrees, PipelinePlan, StagePlan
 from dsc.distributed.planner import plan_pipeline
 from dsc.distributed.stage import GIVEN, StageModule
@@ -30,15 +31,14 @@ from dsc.passes.solve.pipeline_schedule import SCHEDULES
 from dsc.passes.solve.pipeline_tune import Task, candidate
 
 RANKS, MICROBATCHES = 4, 8
-MODELS = ("gpt", "llama", "moe", "encdec")
+MODELS = ("gpt", "llama", "bert", "encdec", "moe")
 CLUSTER = Cluster("cpu", 1, RANKS, FREE, FREE)
-ROUNDS, AGAIN = 7, 4
-"""Rounds of measuring; how often the cut is moved by what was measured."""
+ROUNDS = 9
 
 
 @dataclass
 class Bench:
-    """One stage that can be run alone: its inputs are random, its gradients ones."""
+    """One stage that can be run alone: its inputs are those of the model, its gradients ones."""
 
     module: StageModule
     graph: GraphModule
@@ -50,10 +50,12 @@ class Bench:
     def leaves(self) -> list[Tensor]:
         return [x.detach().requires_grad_(x.requires_grad) for x in self.inputs]
 
-    def run(self) -> tuple[float, float, float]:
-        """CPU seconds of F, of the backward or dgrad, and of wgrad."""
+    def clear(self) -> None:
         for p in self.module.parameters():
             p.grad = None
+
+    def run(self) -> tuple[float, float, float]:
+        """CPU seconds of F, of the backward or dgrad, and of wgrad, which is added to what is there."""
         leaves = self.leaves()
         given = {GIVEN + name: x for name, x in zip(self.names, leaves[self.arriving :])}
         a = time.process_time()
@@ -68,8 +70,6 @@ class Bench:
 
     def eager(self) -> float:
         """The same calls under autograd, without any compiler."""
-        for p in self.module.parameters():
-            p.grad = None
         given = self.leaves()
         start = time.process_time()
         backward(self.graph(*self.module._held(), *given))
@@ -81,9 +81,34 @@ def backward(results: Sequence[Tensor]) -> None:
     torch.autograd.backward(moving, [torch.ones_like(r) for r in moving])
 
 
-def bench(traced: Forward, plan: StagePlan, name: str, samples: int, options: Options | None, split: bool) -> Bench:
+class Keep(Interpreter):
+    """The forward of one micro-batch; every value is in ``found``."""
+
+    def __init__(self, traced: Forward) -> None:
+        super().__init__(traced.gm)
+        self.found: dict[str, object] = {}
+
+    def run_node(self, n: Node) -> object:
+        value = self.found[n.name] = super().run_node(n)
+        return value
+
+
+def values_of(traced: Forward, name: str, samples: int) -> dict[str, object]:
+    """Every value of the forward of one micro-batch, by the name of its node."""
     entry = zoo.load(name)
-    model = entry.build()
+    model, keep = entry.build(), Keep(traced)
+    state = dict((*model.named_parameters(), *model.named_buffers()))
+    given = dict(zip(traced.inputs, entry.inputs(samples)))
+    places = [n.name for n in traced.gm.graph.nodes if n.op == "placeholder"]
+    with torch.no_grad():
+        keep.run(*(state[traced.state[p]] if p in traced.state else {**traced.constants, **given}[p] for p in places))
+    return keep.found
+
+
+def bench(
+    traced: Forward, plan: StagePlan, name: str, known: Mapping[str, object], options: Options | None, split: bool
+) -> Bench:
+    model = zoo.load(name).build()
     values = dict((*model.named_parameters(), *model.named_buffers()))
     parts = assemble.assemble(traced, plan)
     module = StageModule(parts, {**traced.constants, **values}, values.keys())
@@ -91,28 +116,26 @@ def bench(traced: Forward, plan: StagePlan, name: str, samples: int, options: Op
         traced, (*plan.receives, *plan.inputs), assemble.differentiable(traced), torch.device("cpu")
     )
     module.compile(example, options, split)
-    real = dict(zip(traced.inputs, entry.inputs(samples)))
     inputs = [
-        real[n] if n in real else torch.randn_like(t).requires_grad_(t.requires_grad)
+        torch.as_tensor(known[n]).detach().clone().requires_grad_(t.requires_grad)
         for n, t in zip((*plan.receives, *plan.inputs), example)
     ]
     arriving = len(plan.receives) or len(inputs)
     return Bench(module, parts.graph, inputs, arriving, plan.inputs)
 
 
-def measure(traced: Forward, plan: PipelinePlan, name: str) -> Report:
-    """Every stage of a plan, interpreted, in turns."""
-    benches = [bench(traced, s, name, plan.microbatch_size, None, split=True) for s in plan.stages]
-    for b in benches:
-        b.run()
-    taken: list[list[tuple[float, float, float]]] = [[] for _ in benches]
-    for _ in range(ROUNDS):
-        for b, each in zip(benches, taken):
-            each.append(b.run())
-    stages = {i: StageTimes(*(statistics.median(t[k] for t in each) for k in range(3))) for i, each in enumerate(taken)}
-    busy = tuple(sum(stages[s.index].total for s in plan.stages_of(r)) for r in range(plan.ranks))
-    zero = (0,) * plan.ranks
-    return Report(stages, (0.0,) * plan.ranks, busy, zero, (0.0,) * plan.ranks, (1.0,) * plan.ranks)
+def measure(traced: Forward, plans: Sequence[PipelinePlan], name: str, options: Options | None) -> list[list[float]]:
+    """Seconds of every stage of some plans, all in turns, so that a busy machine is as busy for each."""
+    known = values_of(traced, name, plans[0].microbatch_size)
+    benches = [[bench(traced, s, name, known, options, True) for s in plan.stages] for plan in plans]
+    every = [b for each in benches for b in each]
+    taken: dict[int, list[float]] = {id(b): [] for b in every}
+    for i in range(ROUNDS + 1):
+        for b in every:
+            took = sum(b.run())
+            if i:
+                taken[id(b)].append(took)
+    return [[statistics.median(taken[id(b)]) for b in each] for each in benches]
 
 
 def equal_layers(traced: Forward, plan: PipelinePlan) -> PipelinePlan:
@@ -130,6 +153,20 @@ def equal_layers(traced: Forward, plan: PipelinePlan) -> PipelinePlan:
     )  # fmt: skip
 
 
+def least(model: torch.nn.Module, traced: Forward, inputs: Sequence[Tensor]) -> float:
+    """Largest stage over the mean that no cut of this line of calls is below, by what each call took."""
+    priced = stage_cost.costs(traced, stage_cost.Layout(CLUSTER, Degrees(pipeline=RANKS)))
+    took = measuring.measured(traced, priced, model, inputs)
+    laid = line.on_cluster(traced, CLUSTER, Degrees(pipeline=RANKS), priced=took)
+    cuts = stage_cut.straight(laid.line, RANKS, np.flatnonzero(laid.line.allowed))
+    assert cuts is not None
+    return uneven(np.diff(laid.line.total[list(cuts)]))
+
+
+def uneven(stages: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    return float(max(stages) * len(stages) / sum(stages))
+
+
 def even(models: Sequence[str] = MODELS) -> dict[str, object]:
     """Largest stage over the mean, and how much longer the largest of equal layers is."""
     out: dict[str, object] = {}
@@ -137,21 +174,25 @@ def even(models: Sequence[str] = MODELS) -> dict[str, object]:
     for name in models:
         entry = zoo.load(name)
         model, inputs = entry.build(), entry.inputs(MICROBATCHES)
-        traced = forward.trace(model, forward.microbatch(inputs, MICROBATCHES))
-        plan = plan_pipeline(
-            model, inputs, stages=RANKS, cluster=CLUSTER, microbatches=MICROBATCHES, schedule="1f1b", recompute=False
-        )
-        hand = measure(traced, equal_layers(traced, plan), name)
-        first = report = measure(traced, plan, name)
-        best = report
-        for _ in range(AGAIN):
-            plan = rebalance.replan(plan, traced, report)
-            report = measure(traced, plan, name)
-            best = min(best, report, key=lambda r: r.imbalance)
-        gain = max(hand.busy) / max(best.busy)
-        out[name] = {"equal": hand.busy, "planned": first.busy, "measured": best.busy}
-        lines.append((name, hand.imbalance, first.imbalance, best.imbalance, f"{gain:.2f} x"))
-    head = ("largest stage / mean", "equal layers", "planned", "measured and moved", "shorter than equal layers")
+        one = forward.microbatch(inputs, MICROBATCHES)
+        traced = forward.trace(model, one)
+        modelled, planned = (
+            plan_pipeline(
+                model, inputs, stages=RANKS, cluster=CLUSTER, microbatches=MICROBATCHES, schedule="1f1b",
+                recompute=False, costs=costs,
+            )
+            for costs in ("modelled", "measured")
+        )  # fmt: skip
+        plans = {"equal": equal_layers(traced, modelled), "modelled": modelled, "measured": planned}
+        found: dict[str, object] = {"least": least(model, traced, one)}
+        for kind, options in (("interpreted", None), ("compiled", Options())):
+            took = dict(zip(plans, measure(traced, list(plans.values()), name, options)))
+            gain = max(took["equal"]) / max(took["measured"])
+            found[kind] = {**took, "gain": gain}
+            lines.append((name, kind, *(uneven(took[k]) for k in plans), found["least"], f"{gain:.2f} x"))
+        out[name] = found
+        head = ("largest stage / mean", "stages", "equal layers", "costs modelled", "measured", "least", "shorter")
+        print(table(head, lines[-2:]), "\n", flush=True)
     print(table(head, lines), "\n", flush=True)
     return out
 
@@ -170,12 +211,15 @@ def zero_bubble(
             model, inputs, stages=RANKS, cluster=CLUSTER, microbatches=MICROBATCHES, schedule="1f1b", recompute=False,
             effort="quick",
         ).stages[1]  # fmt: skip
-        split, whole = (bench(traced, plan, name, 1, Options(), s) for s in (True, False))
+        known = values_of(traced, name, 1)
+        split, whole = (bench(traced, plan, name, known, Options(), s) for s in (True, False))
         runs: list[tuple[Callable[[], object], list[tuple[float, ...]]]] = [
             (split.run, []), (whole.run, []), (lambda b=split: (b.eager(),), [])
         ]  # fmt: skip
         for i in range(rounds + 2):
             for call, seen in runs:
+                split.clear()
+                whole.clear()
                 seen.append(call())  # type: ignore[arg-type]
                 if i < 2:
                     seen.clear()

@@ -55,13 +55,19 @@ class Laid:
 
 
 def lay(
-    forward: Forward, layout: Layout, memory: Memory, wire: Link, near: Link, order: Sequence[Node] | None = None
+    forward: Forward,
+    layout: Layout,
+    memory: Memory,
+    wire: Link,
+    near: Link,
+    order: Sequence[Node] | None = None,
+    priced: Mapping[Node, NodeCost] | None = None,
 ) -> Laid:
     """The graph as a line, in the order of the program or another one in which it can run.
 
-    ``wire`` links stages of different machines, ``near`` those of one.
+    ``wire`` links stages of different machines, ``near`` those of one.  ``priced``: other costs than the roofline's.
     """
-    priced = costs(forward, layout)
+    priced = costs(forward, layout) if priced is None else priced
     copied = copies(forward)
     calls = [n for n in forward.gm.graph.nodes if n.op == "call_function"]
     nodes = tuple(n for n in order or calls if n not in copied)
@@ -100,9 +106,14 @@ def lay(
 
 
 def on_cluster(
-    traced: Forward, cluster: Cluster, degrees: Degrees, optimizer: str = "adam", order: Sequence[Node] | None = None
+    traced: Forward,
+    cluster: Cluster,
+    degrees: Degrees,
+    optimizer: str = "adam",
+    order: Sequence[Node] | None = None,
+    priced: Mapping[Node, NodeCost] | None = None,
 ) -> Laid:
-    """The line of a traced model on one card of a pipeline, with costs by the roofline."""
+    """The line of a traced model on one card of a pipeline, with costs by the roofline, or ``priced``."""
     place = topology.devices(degrees)
     one_machine = len({d // cluster.per_node for d in place}) == 1
     wire = cluster.inside if one_machine else cluster.between
@@ -114,7 +125,7 @@ def on_cluster(
     state = STATE[optimizer][half] / (2 if half else 4)
     shares = tuple(degrees.data if degrees.zero >= level else 1 for level in (3, 2, 1))
     memory = Memory(1.0, state, shares)  # type: ignore[arg-type]  # three of them
-    return lay(traced, Layout(cluster, degrees), memory, wire, cluster.inside, order)
+    return lay(traced, Layout(cluster, degrees), memory, wire, cluster.inside, order, priced)
 
 
 def copies(forward: Forward) -> frozenset[Node]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dsc import budget
 from dsc.distributed import degrees as proposals
-from dsc.distributed import describe, forward, line, topology
+from dsc.distributed import describe, forward, line, measure, stage_cost, topology
 from dsc.distributed.cluster import Cluster
 from dsc.distributed.line import Laid
 from dsc.distributed.plan import Degrees, PipelinePlan
@@ -33,6 +33,7 @@ SEARCHED = "searched"
 NAMES = (*SCHEDULES, SEARCHED)
 TRIED = 4
 """Numbers of micro-batches that ``auto`` looks at."""
+COSTS = ("modelled", "measured")
 WORK = {"quick": Work(2, 1, 400, 2000, 4), "usual": Work(), "long": Work(6, 4, 4000, 25_000, 8)}
 
 
@@ -50,10 +51,11 @@ def plan_pipeline(
     recompute: bool | Literal["auto"] = "auto",
     chunks: int = 2,
     slow: Sequence[float] = (),
+    costs: str = "modelled",
     effort: str = "usual",
     seed: int = 0,
 ) -> PipelinePlan:
-    """Cut ``model`` into pipeline stages for ``cluster`` and choose who runs what when.  Nothing is computed or sent.
+    """Cut ``model`` into pipeline stages for ``cluster`` and choose who runs what when.  Nothing is sent.
 
     ``example_inputs``: the batch of one replica, dimension 0 of each; on the meta device if the model is.
     ``stages``: ranks of the pipeline; schedules may give each rank several stages.  ``auto`` proposes all degrees.
@@ -62,7 +64,9 @@ def plan_pipeline(
     ``memory``: bytes a rank may use, such as ``"70GiB"`` or ``"80%"``; default: 94 % of the card's.
     ``recompute``: whether stages compute their forward again; ``auto``: those that would not fit otherwise.
     ``chunks``: stages a rank, of interleaved schedules.  ``slow``: for each rank what it takes, as a multiple of what
-    the card should (measured times over modelled ones).  ``effort``: quick, usual or long.
+    the card should (measured times over modelled ones).  ``costs``: ``modelled`` by the roofline of the cluster's cards,
+    nothing is computed; or ``measured`` where the model lies: one micro-batch runs a few times, call by call.
+    ``effort``: quick, usual or long.
 
     Raises:
         BadCluster, UnknownTarget, UnknownSchedule, BadOption: what is given makes no sense.
@@ -73,7 +77,9 @@ def plan_pipeline(
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     if odd := [x for x in inputs if not isinstance(x, Tensor)]:
         raise BadOption("example_inputs", odd[0], "tensors, on the meta device or any other")
-    _check(schedule, optimizer, effort, chunks)
+    _check(schedule, optimizer, effort, chunks, costs)
+    if costs == "measured" and any(t.is_meta for t in (*model.parameters(), *model.buffers(), *inputs)):
+        raise BadOption("costs", costs, "'modelled' for a model or a batch on the meta device: nothing runs there")
     samples = forward.batch_of(inputs)
     remarks: list[Remark] = []
     if degrees is None and stages == "auto":
@@ -94,7 +100,11 @@ def plan_pipeline(
     if slow and (len(slow) != ranks or min(slow) <= 0):
         raise BadOption("slow", tuple(slow), f"{ranks} positive numbers, one a rank")
     limit = budget.bytes_of("auto" if memory is None else memory, machine.target, "memory")
-    request = Request(model, inputs, machine, degrees, limit, optimizer, recompute, chunks, schedule, tuple(slow))
+    if costs == "measured" and (degrees.tensor, degrees.sequence, degrees.expert) != (1, 1, 1):
+        raise BadOption("costs", costs, "'modelled' where cards share a layer: what runs here is a whole one")
+    request = Request(
+        model, inputs, machine, degrees, limit, optimizer, recompute, chunks, schedule, tuple(slow), costs
+    )
     counts = request.counts(microbatches)
     setups = {m: request.setup(m) for m in counts}
     best = min(setups, key=lambda m: (not setups[m].fits, setups[m].seconds))
@@ -105,13 +115,15 @@ def plan_pipeline(
     return request.finish(setups[best], WORK[effort], seed, remarks, samples // best)
 
 
-def _check(schedule: str, optimizer: str, effort: str, chunks: int) -> None:
+def _check(schedule: str, optimizer: str, effort: str, chunks: int, costs: str) -> None:
     if schedule not in (*NAMES, "auto"):
         raise UnknownSchedule(schedule, (*NAMES, "auto"))
     if optimizer not in line.STATE:
         raise BadOption("optimizer", optimizer, f"one of {', '.join(line.STATE)}")
     if effort not in WORK:
         raise BadOption("effort", effort, f"one of {', '.join(WORK)}")
+    if costs not in COSTS:
+        raise BadOption("costs", costs, f"one of {', '.join(COSTS)}")
     if not isinstance(chunks, int) or not 2 <= chunks <= 16:
         raise BadOption("chunks", chunks, "a whole number from 2 to 16")
 
@@ -147,6 +159,7 @@ class Request:
     chunks: int
     schedule: str
     slow: tuple[float, ...] = ()
+    costs: str = "modelled"
 
     def counts(self, microbatches: int | str) -> list[int]:
         """The numbers of micro-batches to look at."""
@@ -161,14 +174,18 @@ class Request:
         return sorted(sorted(whole, key=lambda m: (m < ranks, abs(m / (4 * ranks) - 1)))[:TRIED])
 
     def setup(self, microbatches: int) -> Setup:
-        traced = forward.trace(self.model, forward.microbatch(self.inputs, microbatches))
+        microbatch = forward.microbatch(self.inputs, microbatches)
+        traced = forward.trace(self.model, microbatch)
+        priced = stage_cost.costs(traced, stage_cost.Layout(self.cluster, self.degrees))
+        if self.costs == "measured":
+            priced = measure.measured(traced, priced, self.model, microbatch)
         devices = self.devices()
         machines = tuple(d // self.cluster.per_node for d in devices)
         names = list(SCHEDULES) if self.schedule in ("auto", SEARCHED) else [self.schedule]
         best: Setup | None = None
         for again in (False, True) if self.recompute == "auto" else (self.recompute,):
             for order in line.orders(traced):
-                laid = line.on_cluster(traced, self.cluster, self.degrees, self.optimizer, order)
+                laid = line.on_cluster(traced, self.cluster, self.degrees, self.optimizer, order, priced)
                 self.check(laid)
                 task = Task(
                     laid.line,
@@ -219,6 +236,8 @@ class Request:
         again = [setup.task.again] * (len(chosen.cuts) - 1)
         if setup.task.again and self.recompute == "auto":
             chosen, again = less_again(setup.task, chosen)
+        if self.costs == "measured":
+            remarks = [Remark("costs", "did", "measured call by call, where the model lies"), *remarks]
         rivals = [c for c in setup.found if c.cuts != chosen.cuts or c.orders != chosen.orders]
         return describe.describe(
             setup.laid,

@@ -30,14 +30,17 @@ class Rule:
     """A forward waits for a dgrad that arrives within this share of it."""
     noise: float = 0.0
     """How much preferences are shaken, by random numbers."""
+    full: bool = False
+    """Use the room of later stages too while a micro-batch is in the last one of the rank, which will give it back."""
 
 
 RULES = tuple(
-    Rule(prefer, fill, deep, patience)
+    Rule(prefer, fill, deep, patience, full=full)
     for prefer in ("I", "F", "other")
     for fill in (0.0, 0.35, 1.0)
     for deep in (True, False)
     for patience in (0.0, 0.5)
+    for full in (False, True)
 )
 
 
@@ -89,10 +92,12 @@ class _Run:
         """An action, a moment to look again, or nothing to wait for."""
         can: list[tuple[float, str, int]] = []
         blocked = False
+        last = self.mine[rank][-1]
+        free = self.rule.full and self.forwards[last] > self.dgrads[last]
         for s in self.mine[rank]:
             f, i = self.forwards[s], self.dgrads[s]
             if f < len(self.arrived[s]) and f < self.p.microbatches:
-                if self.p.held[s] + self.reserve[s] <= self.room[rank] + EPSILON * self.p.held[s]:
+                if self.p.held[s] + (0.0 if free else self.reserve[s]) <= self.room[rank] + EPSILON * self.p.held[s]:
                     can.append((self.arrived[s][f], "F", s))
                 else:
                     blocked = True

@@ -86,6 +86,7 @@ def bound(p: Pipeline) -> float:
     1. A rank works from when the first micro-batch can reach its first stage.
     2. Its forwards and dgrads are over when the last dgrad starts its way back to the first stage, which has a wgrad left.
     3. One micro-batch goes all the way there and back.
+    4. Within the limit a rank waits, in the beginning for the first gradient, in the end for the last one (``_waits``).
     """
     lags = p.lags
     there, back = [0.0] * p.stages, [0.0] * p.stages
@@ -99,7 +100,39 @@ def bound(p: Pipeline) -> float:
         found = max(found, start + p.busy(rank))
         sent = p.microbatches * sum(p.forward[s] + p.dgrad[s] for s in mine)
         found = max(found, start + sent + min(back[s] for s in mine) + p.wgrad[0])
+        found = max(found, start + p.busy(rank) + _waits(p, rank, there, back))
     return found
+
+
+def _waits(p: Pipeline, rank: int, there: Sequence[float], back: Sequence[float]) -> float:
+    """Seconds that a rank is idle at least between its first action and the end, because of its limit.
+
+    Let ``a`` be its first stage, whose micro-batches it holds longest; so many fit that not all of them do.
+
+    1. Until the first dgrad of ``a`` can start, one trip there and back after the first forward, no micro-batch of ``a``
+       gives its bytes back: forwards of ``a`` are those that fit, later stages run as many as fit beside their own bytes,
+       and before what the next stage reads can be there, none.
+    2. The last forward of ``a`` waits for such a dgrad, so what follows comes later.  From its end one more trip takes its
+       time, and all that is left to do is for micro-batches that fit, or weight gradients whose bytes fit.
+    """
+    mine, lags = p.of(rank), p.lags
+    a, rest = mine[0], mine[1:]
+    room = (p.limit - p.base(rank)) * (1 + 1e-9)
+    if p.held[a] <= 0 or room >= p.held[a] * p.microbatches:
+        return 0.0
+    f, i, w = p.forward, p.dgrad, p.wgrad
+    most = int(room / p.held[a])
+    trip = sum(f[a:]) + sum(i[a:]) + 2 * sum(lags[a:])
+    others = sum(f[s] + i[s] + w[s] for s in rest)
+    beside = max(0, int((room - min((p.held[s] for s in rest), default=0.0)) / p.held[a]))
+    first = trip - i[a] - most * f[a] - min(most, beside) * others
+    if rest:
+        first = max(first, there[rest[0]] - there[a] - most * f[a])
+    owed = max((w[s] / p.kept[s] if p.kept[s] else float("inf") for s in mine if w[s]), default=0.0)
+    whole = others + i[a] + w[a]
+    left = max((n * whole + (room - n * p.held[a]) * owed for n in range(1, most + 1)), default=float("inf"))
+    last = trip - f[a] + max(w[a], back[a] + w[0]) - left
+    return max(first, 0.0) + max(last, 0.0)
 
 
 def simulate(p: Pipeline, orders: Sequence[Order]) -> Timeline:

@@ -19,7 +19,9 @@ from dsc.passes.solve.pipeline_simulate import Pipeline
 
 Numbers = NDArray[np.float64]
 WIDE = 3.0
-"""Times the median crossing bytes: a cut is not worth trying beyond."""
+"""Times the median crossing bytes: a cut beyond is not worth trying,"""
+CHEAP = 0.01
+"""but where handing that on, there and back, takes less than this share of a piece's work."""
 MOST = 1200
 """Places to cut that are tried."""
 NEVER = float("inf")
@@ -127,7 +129,7 @@ def pipeline(
 
 
 def places(line: Line, least: int = 2, most: int = MOST) -> NDArray[np.int64]:
-    """Places worth a cut, both ends included: not too wide, and of several at the same moment the narrowest.
+    """Places worth a cut, both ends included: not too wide for the wire, and of several at the same moment the narrowest.
 
     Width does not count where fewer than ``least`` places would be left.
     """
@@ -137,7 +139,8 @@ def places(line: Line, least: int = 2, most: int = MOST) -> NDArray[np.int64]:
     inner = allowed[1:n]
     narrow = allowed.copy()
     if inner.any():
-        narrow[1:n] &= line.crossing[1:n] <= WIDE * np.median(line.crossing[1:n][inner])
+        cheap = 2 * line.send[1:n] <= CHEAP * line.total[n] / least
+        narrow[1:n] &= (line.crossing[1:n] <= WIDE * np.median(line.crossing[1:n][inner])) | cheap
     found = _narrowest(line, np.flatnonzero(narrow))
     if len(found) < least + 1:
         found = _narrowest(line, np.flatnonzero(allowed))

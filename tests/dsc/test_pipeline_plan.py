@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import dsc
 from dsc.distributed import degrees, forward, line, plan, stage_cost, table, topology
-from dsc.distributed.cluster import Cluster
+from dsc.distributed.cluster import Cluster, Link
 from dsc.distributed.plan import Degrees, PipelinePlan
 from dsc.distributed.planner import plan_pipeline
 from dsc.errors import (
@@ -31,6 +32,7 @@ from dsc.errors import (
 )
 from dsc.models import encdec, gpt, llama, moe, uvit
 from dsc.models.zoo import ZOO
+from dsc.passes.solve import stage_cut
 from dsc.passes.solve.pipeline_simulate import bound, simulate
 
 
@@ -445,3 +447,88 @@ def test_control_flow_on_values_is_refused() -> None:
 
     with pytest.raises(Untraceable, match="control flow"):
         plan_pipeline(Branches(), (torch.zeros(4, 4),), stages=2, microbatches=2)
+
+
+# --- costs that are measured ----------------------------------------------------------------------------------------------
+
+
+class Lopsided(nn.Module):
+    """Layers alike but for the first, which takes far longer than a roofline knows; with much that runs only once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 48)
+        self.layers = nn.ModuleList(nn.Linear(48, 48) for _ in range(12))
+        self.norm = nn.BatchNorm1d(48)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.linalg.matrix_exp(self.table(tokens).unflatten(0, (-1, 48)) / 50).flatten(0, 1)
+        for layer in self.layers:
+            x = torch.dropout(layer(x).relu(), 0.1, True)
+        return self.norm(x).sum()
+
+
+def test_costs_are_measured_where_the_model_lies() -> None:
+    model, tokens = Lopsided(), torch.arange(96 * 4) % 16
+    kept = {name: t.clone() for name, t in model.state_dict().items()}
+    state = torch.get_rng_state()
+    options: dict[str, Any] = {
+        "stages": 3,
+        "cluster": "4xcpu",
+        "microbatches": 4,
+        "schedule": "1f1b",
+        "effort": "quick",
+    }
+    modelled, timed = (plan_pipeline(model, tokens, costs=c, **options) for c in ("modelled", "measured"))
+    assert torch.equal(torch.get_rng_state(), state) and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(t, kept[name]) for name, t in model.state_dict().items()), "the statistics stay"
+    first, before = timed.stages[0], modelled.stages[0]
+    assert first.forward + first.backward > before.forward + before.backward
+    assert len(timed.stages[0].nodes) < len(modelled.stages[0].nodes), "the slow call leaves no room for others"
+    assert timed.graph == modelled.graph and plan.why_not(timed) is None
+    assert any(r.node == "costs" and "measured" in r.why for r in timed.remarks)
+
+
+def test_measured_costs_have_parts_where_the_modelled_ones_have() -> None:
+    from dsc.distributed import measure
+
+    entry = ZOO["gpt-tiny"]
+    model, inputs = entry.build(), entry.inputs(2)
+    traced = forward.trace(model, inputs)
+    priced = stage_cost.costs(traced, stage_cost.Layout(Cluster.parse("2xcpu"), Degrees(pipeline=2)))
+    timed = measure.measured(traced, priced, model, inputs)
+    assert timed.keys() == priced.keys()
+    for n, c in priced.items():
+        t = timed[n]
+        assert (t.saved, t.late) == (c.saved, c.late)
+        if stage_cost.packet(n) == "linear":
+            assert t.forward > 0 and t.dgrad > 0 and t.wgrad > 0 and t.forward != c.forward
+        if not (c.forward or c.dgrad or c.wgrad):
+            assert (t.forward, t.dgrad, t.wgrad) == (0, 0, 0), f"{n} is free"
+
+
+def test_costs_cannot_be_measured_without_values() -> None:
+    options: dict[str, Any] = {"stages": 2, "microbatches": 4, "costs": "measured"}
+    with pytest.raises(
+        BadOption, match="'costs' cannot be 'measured'; give 'modelled' for a model or a batch on the meta"
+    ):
+        plan_pipeline(wide_gpt(), meta(512, 16), cluster="4xa100", **options)
+    entry = ZOO["mlp-tiny"]
+    with pytest.raises(BadOption, match="where cards share a layer"):
+        plan_pipeline(entry.build(), entry.inputs(8), cluster="4xa100", degrees=Degrees(tensor=2), **options)
+    with pytest.raises(BadOption, match="'costs' cannot be 'guessed'; give one of modelled, measured"):
+        plan_pipeline(entry.build(), entry.inputs(8), **{**options, "costs": "guessed"})
+
+
+def test_wide_places_are_tried_where_links_are_fast() -> None:
+    traced = forward.trace(built(lambda: moe.MoE(moe.Config())), meta(256, 1))
+    found = []
+    for speed in (1e9, 1e15):
+        wire = Link("wire", speed, 0.0)
+        laid = line.on_cluster(traced, Cluster("cpu", 1, 4, wire, wire), Degrees(pipeline=4))
+        at = stage_cut.places(laid.line, 4)
+        cuts = stage_cut.straight(laid.line, 4, at, talk=0.0)
+        assert cuts is not None
+        widest = max(laid.line.crossing[at])
+        found.append((widest, max(laid.line.total[b] - laid.line.total[a] for a, b in pairwise(cuts))))
+    assert found[1][0] > found[0][0] and found[1][1] < found[0][1]

@@ -169,6 +169,10 @@ def test_no_order_beats_the_bound_and_slower_parts_never_help(seed: int, name: s
             assert start >= sent[1] + p.lags[s] - 1e-9
     slower = replace(p, wgrad=tuple(2 * x for x in p.wgrad))
     assert simulate(slower, orders).seconds >= line.seconds
+    held = replace(p, held=draw(), kept=tuple(g.choice((0.0, 0.05, 0.1)) for _ in base.home))
+    line = simulate(held, orders)
+    exact = replace(held, limit=max(line.peaks))
+    assert line.seconds >= bound(exact) * (1 - 1e-9) >= bound(held) * (1 - 2e-9), "the least limit that they keep"
 
 
 # --- the search --------------------------------------------------------------------------------------------------------------
@@ -207,11 +211,41 @@ def test_the_search_finds_the_best_of_all_orders(seed: int, batches: int) -> Non
     for first, second in itertools.product(*ways):
         if max(code.peak(0, first), code.peak(1, second)) <= p.limit:
             best = min(best, code.run([first, second])[0])
+    assert best >= bound(p) * (1 - 1e-9)
     found = pipeline_search.search(p, effort=Effort(moves=4000))
     assert found is not None
     line = simulate(p, found)
     assert max(line.peaks) <= p.limit
     assert line.seconds == pytest.approx(best, rel=1e-6)
+
+
+def test_little_memory_raises_the_bound() -> None:
+    p = even(4, 8, "zbv")
+    assert bound(replace(p, limit=8.0)) == bound(p)
+    assert bound(replace(p, limit=1.0)) > 1.2 * bound(p)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("full", [False, True])
+def test_list_scheduling_runs_every_action_within_the_limit(seed: int, full: bool) -> None:
+    p = uneven(seed)
+    p = replace(p, limit=1.7 * max(p.held[r] + p.held[7 - r] for r in range(4)))
+    made = pipeline_greedy.schedule(p, pipeline_greedy.Rule(full=full))
+    assert made is not None and sum(map(len, made)) == 3 * 8 * 8
+    assert max(simulate(p, made).peaks) <= p.limit * (1 + 1e-9)
+
+
+def test_room_of_later_stages_is_used_while_they_will_give_it_back() -> None:
+    better = 0
+    for seed in range(8):
+        p = uneven(seed)
+        p = replace(p, limit=2.5 * max(p.held[r] + p.held[7 - r] for r in range(4)))
+        seconds = [
+            min(simulate(p, o).seconds for r in pipeline_greedy.RULES if r.full == full and (o := pipeline_greedy.schedule(p, r)))
+            for full in (False, True)
+        ]  # fmt: skip
+        better += seconds[1] < seconds[0]
+    assert better >= 6
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75, 0.5])
@@ -227,7 +261,7 @@ def test_the_search_keeps_the_limit_and_is_never_worse_than_its_seeds(share: flo
         line = simulate(p, found)
         assert max(line.peaks) <= p.limit * (1 + 1e-9)
         assert share < 1 or line.seconds <= known.seconds
-        assert line.seconds <= bound(p) * {1.0: 1.05, 0.75: 1.15, 0.5: 1.35}[share]
+        assert line.seconds <= bound(p) * {1.0: 1.05, 0.75: 1.12, 0.5: 1.3}[share]
         assert found == pipeline_search.search(p, [zbv], Effort(20, 2000)), "equal numbers give equal orders"
 
 
