@@ -7,7 +7,7 @@ Nothing runs: kernels are planned and compiled for ``--target``, and every count
     asked   what the instructions of the compiled kernels ask for, over what the kernels move: 1 where nothing is asked
             for twice or in vain (values that a row shares, the ends of tiles); ``-`` where a kernel loops
 
-    python benchmarks/bytes.py [--target h100] [--dtype bf16] [--only softmax,adamw] [--json FILE] [--check]
+    python benchmarks/bytes.py [--target h100] [--dtype bf16] [--only softmax,adamw] [--rows 4096] [--json FILE] [--check]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dsc.debug.capture import capture
 from dsc.debug.kernels import Listed, facts_of, listed
 from dsc.debug.source import Model
 
-ROWS, WIDTH, VOCAB = 4096, 1024, 8192
+WIDTH, VOCAB = 1024, 8192
 LIMIT = 1.05
 """What ``--check`` allows."""
 
@@ -72,8 +72,8 @@ def epilogue(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tenso
     return residual + F.gelu(x @ weight + bias, approximate="tanh")
 
 
-def cases() -> Mapping[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], bool]]]:
-    """Name -> (module, inputs, with gradients)."""
+def cases(count: int = 4096) -> Mapping[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], bool]]]:
+    """Name -> (module, inputs, with gradients), for so many rows."""
 
     def x(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -82,18 +82,18 @@ def cases() -> Mapping[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...], bo
         return AdamW(), tuple(x(WIDTH, WIDTH).detach().abs() for _ in range(8)), False
 
     return {
-        "layer_norm": lambda: (Call(layer_norm, torch.ones(WIDTH), torch.zeros(WIDTH)), (x(ROWS, WIDTH),), True),
-        "rms_norm": lambda: (Call(rms_norm, torch.ones(WIDTH)), (x(ROWS, WIDTH),), True),
-        "softmax": lambda: (Call(lambda t: torch.softmax(t, -1)), (x(ROWS, WIDTH),), True),
+        "layer_norm": lambda: (Call(layer_norm, torch.ones(WIDTH), torch.zeros(WIDTH)), (x(count, WIDTH),), True),
+        "rms_norm": lambda: (Call(rms_norm, torch.ones(WIDTH)), (x(count, WIDTH),), True),
+        "softmax": lambda: (Call(lambda t: torch.softmax(t, -1)), (x(count, WIDTH),), True),
         "cross_entropy": lambda: (
             Call(F.cross_entropy),
-            (x(ROWS // 4, VOCAB), torch.arange(ROWS // 4) % VOCAB),
+            (x(count // 4, VOCAB), torch.arange(count // 4) % VOCAB),
             True,
         ),
         "adamw": adamw,
         "gemm+bias+gelu+residual": lambda: (
             Call(epilogue, x(WIDTH, WIDTH).detach() / 32, torch.zeros(WIDTH)),
-            (x(ROWS, WIDTH), x(ROWS, WIDTH)),
+            (x(count, WIDTH), x(count, WIDTH)),
             True,
         ),
     }
@@ -114,8 +114,8 @@ class Row:
         return self.moved / self.floor
 
 
-def measure(name: str, target: str, dtype: torch.dtype) -> list[Row]:
-    module, inputs, training = cases()[name]()
+def measure(name: str, target: str, dtype: torch.dtype, count: int) -> list[Row]:
+    module, inputs, training = cases(count)[name]()
     keep = name == "adamw"  # moments have 32 bits
     cast = tuple(
         t.detach().to(dtype).requires_grad_(t.requires_grad) if t.is_floating_point() and not keep else t
@@ -182,14 +182,15 @@ def main() -> None:
     parser.add_argument("--target", default="h100")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--only", default=",".join(cases()), help="names, with commas")
+    parser.add_argument("--rows", type=int, default=4096, help="of the operands; a quarter for cross entropy")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--check", action="store_true", help=f"fail if something moves more than {LIMIT} of its floor")
     args = parser.parse_args()
     dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
-    rows = [row for name in args.only.split(",") for row in measure(name, args.target, dtype)]
+    rows = [row for name in args.only.split(",") for row in measure(name, args.target, dtype, args.rows)]
     head = ["operator", "graph", "kernels", "ATen", "moved MB", "floor MB", "ratio", "asked"]
     cells = [(r.name, r.graph, r.kernels, r.aten_calls, r.moved / 1e6, r.floor / 1e6, r.ratio, r.asked) for r in rows]
-    print(f"{args.target}, {args.dtype}\n{table(head, cells)}")
+    print(f"{args.target}, {args.dtype}, {args.rows} rows\n{table(head, cells)}")
     write_json(args.json, [{**asdict(r), "ratio": r.ratio} for r in rows])
     above = [f"{r.name} {r.graph}" for r in rows if r.ratio > LIMIT]
     if args.check and above:
