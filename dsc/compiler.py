@@ -170,6 +170,8 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
     except Exception as why:
         if isinstance(why, errors.PassFailed) and isinstance(why.cause, errors.PrecisionError):
             raise why.cause from why  # what the user asked for cannot be had: no other way around it
+        if isinstance(why, errors.TritonMissing) and kernels.needs_triton(kept):
+            raise  # what the user asked for has no kernels of ATen
         leave(kind, saved(kept, kind, why, compiler), compiler)
         aten = (Remark("", "skipped", f"the whole graph stays with ATen: {first_line(why)}"),)
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch.fx import GraphModule, Node
 
 from dsc import errors
 from dsc import target as targets
@@ -24,6 +25,8 @@ from dsc.program import Program
 from dsc.runtime import pages
 from dsc.runtime.run import Launch
 
+WITHOUT_TRITON = frozenset("offload offloaded fetch fetched rng_state set_rng_state narrow8 widen8".split())
+"""Operators of dsc's that are made of ATen's, or copies."""
 THREADS = 8
 """That compile Triton kernels at once."""
 
@@ -72,15 +75,10 @@ def launches(program: Program, options: Options) -> list[Launch]:
 
     Raises:
         CompileFailed: the compiler refused what was emitted.
+        TritonMissing: it is wanted, and not installed.
     """
-    if torch.cuda.is_available() and any(getattr(x, "namespace", "") == "dsc" for x in program.externals.values()):
-        from dsc.codegen.templates import (  # noqa: F401  # register what runs on CUDA tensors
-            embedding_ops,
-            flash_ops,
-            grouped_ops,
-            precision_ops,
-            sparse_ops,
-        )
+    if torch.cuda.is_available() and any(map(by_triton, program.externals.values())):
+        register()
     match program.emitter:
         case "cpp":
             cxx = compiler(options)
@@ -94,6 +92,42 @@ def launches(program: Program, options: Options) -> list[Launch]:
             return triton_launches(program.kernels, program.sequences, on_gpu, schedules)
         case _:
             return []
+
+
+def by_triton(operator: object) -> bool:
+    """Whether it is an operator of dsc's whose CUDA kernel is Triton's: nothing else runs it there."""
+    if getattr(operator, "namespace", "") != "dsc":
+        return False
+    return str(getattr(operator, "__name__", "")).split(".")[0] not in WITHOUT_TRITON
+
+
+def needs_triton(gm: GraphModule) -> bool:
+    """Whether a graph on CUDA has such an operator."""
+    found = [n for n in gm.graph.nodes if n.op == "call_function" and by_triton(n.target)]
+    return any(isinstance(v := n.meta.get("val"), torch.Tensor) and v.device.type == "cuda" for n in results(found))
+
+
+def results(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes and the items that are taken of them."""
+    return [x for n in nodes for x in (n, *n.users)]
+
+
+def register() -> None:
+    """The CUDA kernels of dsc's operators.
+
+    Raises:
+        TritonMissing: it is not installed.
+    """
+    try:
+        from dsc.codegen.templates import (  # noqa: F401
+            embedding_ops,
+            flash_ops,
+            grouped_ops,
+            precision_ops,
+            sparse_ops,
+        )
+    except ModuleNotFoundError as why:
+        raise errors.TritonMissing(str(why.name)) from why
 
 
 def build_somewhere(source: str, options: Options, cxx: str) -> build.Library:

@@ -57,15 +57,17 @@ def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, 
         if step.group is None:
             continue
         made = _bound(binder, step, options)
-        if isinstance(made, Unlowerable) and (step_ := without_products(step)) is not None:
-            remarks += [
-                Remark(n.name, "skipped", f"ATen multiplies: {made}") for n in step.nodes if n not in step_.nodes
-            ]
-            step, made = step_, _bound(binder, step_, options)
-        if isinstance(made, Unlowerable):
-            remarks.append(Remark(str(step.group), "skipped", bind.refused(step, made)))
-        else:
-            bound[str(step.group)] = made
+        rest = [step]
+        if isinstance(made, Unlowerable) and any(products.of(n) is not None for n in step.nodes):
+            rest = without_products(step)
+            kept = {n for s in rest for n in s.nodes}
+            remarks += [Remark(n.name, "skipped", f"ATen multiplies: {made}") for n in step.nodes if n not in kept]
+        for step_ in rest:
+            made = made if step_ is step else _bound(binder, step_, options)
+            if isinstance(made, Unlowerable):
+                remarks.append(Remark(str(step_.group), "skipped", bind.refused(step_, made)))
+            else:
+                bound[str(step_.group)] = made
     return bound, remarks
 
 
@@ -78,13 +80,27 @@ def _bound(binder: bind.Binder, step: Step, options: Options) -> Bound | Unlower
     return made if only is None else Unlowerable(f"only Triton kernels {only}")
 
 
-def without_products(step: Step) -> Step | None:
-    """The group without its products, which are taken out of it; None if it has none."""
-    rest = tuple(n for n in step.nodes if products.of(n) is None)
-    for n in step.nodes:
-        if n not in rest:
-            set_notes(n, replace(notes(n), group=None))
-    return Step(rest, step.group) if len(rest) < len(step.nodes) else None
+def without_products(step: Step) -> list[Step]:
+    """The group without its products, which are taken out of it: what they need of it, and the rest, as two groups."""
+    taken = {n for n in step.nodes if products.of(n) is not None}
+    early: set[Node] = set()
+    todo = [storage_of(a) for n in taken for a in n.all_input_nodes]
+    while todo:
+        n = todo.pop()
+        if n in step.nodes and n not in early and n not in taken:
+            early.add(n)
+            todo += [storage_of(a) for a in n.all_input_nodes]
+    early |= {n for n in step.nodes if ops.info(n).kind == "item" and n.args[0] in early}
+    groups = ((early, f"{step.group}_rows"), ({*step.nodes} - taken - early, str(step.group)))
+    for n in taken:
+        set_notes(n, replace(notes(n), group=None))
+    found = []
+    for members, name in groups:
+        for n in members:
+            set_notes(n, replace(notes(n), group=name))
+        if members:
+            found.append(Step(tuple(n for n in step.nodes if n in members), name))
+    return found
 
 
 def _emitter(bound: Bound, options: Options) -> str:

@@ -19,6 +19,7 @@ from dsc.passes.attention_write import backward_of, write_by_hand, write_fused, 
 from dsc.passes.canonicalize import Rewriter, drop_dead
 from dsc.passes.linears import packet
 from dsc.passes.sparse_attention import read_beyond
+from dsc.passes.triton_missing import without_triton
 from dsc.target import Target
 from dsc.torch_shim import detect_fake_mode
 
@@ -43,7 +44,7 @@ class Attention(Pass):
        the kernel does not: it is nearer to the exact result, but not the same, so this is done with ``fast`` only
        (``numerics="fast"``).
     4. Whatever is taken is modelled at least ``gain`` times as fast; ``gain=0`` takes all that can be, for the memory.
-    5. Does not fire: other dtypes, heads wider than 256 (fp32: 64), keys and values of different widths, masks that have a gradient,
+    5. Does not fire: without Triton; other dtypes, heads wider than 256 (fp32: 64), keys and values of different widths, masks that have a gradient,
        two masks, weights or scores that something else reads, dropout in ATen's kernels (random numbers of their own).
     """
 
@@ -57,6 +58,8 @@ class Attention(Pass):
     def run(self, gm: GraphModule, target: Target) -> Report:
         if target.kind != "cuda":
             return Report(False)
+        if (missing := without_triton()) is not None:
+            return Report(False, (missing,))
         rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
         remarks: list[Remark] = []
         gone: set[Node] = set()

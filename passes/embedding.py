@@ -13,6 +13,7 @@ from dsc import cost, embedding, ops  # noqa: F401  # registers the operators
 from dsc.domain import shape
 from dsc.manager import Pass, Remark, Report
 from dsc.passes.canonicalize import Rewriter, drop_dead
+from dsc.passes.triton_missing import without_triton
 from dsc.products import FORMATS
 from dsc.target import Target
 from dsc.torch_shim import detect_fake_mode, optimization_hint
@@ -35,7 +36,7 @@ class Embedding(Pass):
     1. ``x + embedding_dense_backward(grad, index, ..)``, x a gradient of the same table that nothing else reads (a head
        that shares it) -> ``dsc::embedding_add``, in the memory of x: no matrix of zeros, and no sum of two whole ones.
     2. On CUDA, alone, of few indices -> ``dsc::embedding_grad``: ATen does not sort so few, and walks them with few programs.
-    3. Does not fire: ``scale_grad_by_freq``, dtypes or strides that differ, sums with a factor, and where ``gain`` is
+    3. Does not fire: on CUDA without Triton; ``scale_grad_by_freq``, dtypes or strides that differ, sums with a factor, and where ``gain`` is
        not reached.
     """
 
@@ -47,6 +48,8 @@ class Embedding(Pass):
     def run(self, gm: GraphModule, target: Target) -> Report:
         rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
         found = [n for n in gm.graph.nodes if n.op == "call_function" and ops.name_of(n) == BACKWARD]
+        if found and target.kind == "cuda" and (missing := without_triton()) is not None:
+            return Report(False, (missing,))
         remarks = [r for n in found if (r := self.decide(rw, n, target)) is not None]
         return Report(any(r.verdict == "did" for r in remarks), tuple(remarks))
 

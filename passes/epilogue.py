@@ -77,7 +77,7 @@ def tail(g: Groups, p: Product, home: str) -> list[Node]:
     after: set[Node] = {p.node}
     for n in g.nodes[home]:
         roots = {storage_of(a) for a in n.all_input_nodes}
-        if ops.info(n).kind not in ("pointwise", "create") or not (roots & inside) <= early:
+        if ops.info(n).kind not in ("pointwise", "create") or ops.may_fail(n) or not (roots & inside) <= early:
             continue
         if not isinstance(n.meta.get("val"), torch.Tensor):
             continue

@@ -13,6 +13,7 @@ from dsc.domain import shape
 from dsc.manager import Pass, Remark, Report
 from dsc.passes.canonicalize import Rewriter
 from dsc.passes.gemm_model import TEMPLATE
+from dsc.passes.triton_missing import without_triton
 from dsc.target import Target
 from dsc.torch_shim import detect_fake_mode, optimization_hint
 
@@ -31,7 +32,7 @@ class Grouped(Pass):
        From sm_90 on ATen has a grouped kernel of its own, which is taken to be faster.
     2. Forms: groups of rows, of columns, of the contraction (forward, and both gradients).  The sums are fp32, rounded once,
        as ATen's.
-    3. Does not fire: other dtypes than bf16, biases, sides that are not whole 16 bytes, no offsets, and where ``gain`` is not
+    3. Does not fire: without Triton; other dtypes than bf16, biases, sides that are not whole 16 bytes, no offsets, and where ``gain`` is not
        reached.
     """
 
@@ -44,6 +45,8 @@ class Grouped(Pass):
     def run(self, gm: GraphModule, target: Target) -> Report:
         if target.kind != "cuda":
             return Report(False)
+        if (missing := without_triton()) is not None:
+            return Report(False, (missing,))
         rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
         found = [n for n in gm.graph.nodes if n.op == "call_function" and ops.name_of(n) == GROUPED]
         remarks = tuple(self.decide(rw, n, target) for n in found)

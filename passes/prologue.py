@@ -63,7 +63,9 @@ def seconds(nodes: Sequence[Node], target: Target) -> float:
 def fits(p: Product, value: Node, nodes: Sequence[Node]) -> bool:
     """Cases 1 and 2."""
     inside = set(nodes)
-    if any(ops.info(n).kind not in KINDS or ops.mutated(n) for n in inside) or not in_order(p.node, inside):
+    if any(ops.info(n).kind not in KINDS or ops.mutated(n) or ops.may_fail(n) for n in inside):
+        return False  # also what looks up an index: its check would be made by every tile
+    if not in_order(p.node, inside):
         return False
     if any(storage_of(a) in inside for a in (p.b, p.bias) if a is not None):
         return False

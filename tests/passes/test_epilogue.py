@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsc import products, target
+from dsc import link, ops, products, target
 from dsc.manager import Remark
 from dsc.notes import notes
+from dsc.options import Options
 from dsc.passes import gemm_model
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.fuse import Fuse
+from dsc.steps import Step
 from kit_graphs import story, trace
 
 H100, A100 = target.find("h100"), target.find("a100")
@@ -137,3 +139,33 @@ def test_the_model_counts_bytes_and_waves() -> None:
     least = 2 * (4096 * 4096 + 2 * 4096 * 64) / (H100.bandwidth * 0.85)
     assert least < gemm_model.library(p, H100) < 1.2 * least + 3e-6
     assert gemm_model.generated(nodes, p, H100) == pytest.approx(gemm_model.library(p, H100), rel=1e-3)  # bytes decide
+
+
+def looked_up(ids: Tensor, table: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(torch.addmm(b, F.embedding(ids, table), w.t()))
+
+
+def test_a_look_up_stays_before_the_product() -> None:
+    """Its check of the indices is no part of a tile."""
+    ids = torch.zeros(8192, dtype=torch.int64)
+    for where in (A100, H100):
+        groups, _ = fused(looked_up, ids, torch.empty(512, 64), torch.empty(512, 64), torch.empty(512), where=where)
+        assert groups["embedding"] != groups["addmm"] or groups["addmm"] is None
+
+
+def test_what_no_kernel_can_be_is_taken_apart_in_order() -> None:
+    """Rows, product and tail as one group that cannot be lowered: the product runs between what is left of it."""
+    norm = lambda x, g, w, b: F.gelu(torch.addmm(b, F.layer_norm(x, (x.shape[-1],), g), w.t()))  # noqa: E731
+    ids = torch.zeros(64, dtype=torch.int64)
+    cases = (
+        (looked_up, (ids, torch.empty(50, 32), torch.empty(48, 32), torch.empty(48))),
+        (norm, (torch.empty(64, 32), torch.empty(32), torch.empty(48, 32), torch.empty(48))),
+    )
+    for f, inputs in cases:
+        gm = trace(lambda *given, f=f: (f(*given),), *inputs)  # type: ignore[misc,operator]
+        nodes = [n for n in gm.graph.nodes if n.op == "call_function" and not ops.is_view(n)]
+        rows, tail = link.without_products(Step(tuple(nodes), "k0"))
+        assert rows.group == "k0_rows" and tail.group == "k0" and [n.name for n in tail.nodes] == ["gelu"]
+        assert [n.name for n in nodes if n not in (*rows.nodes, *tail.nodes)] == ["addmm"]
+        program, bound, _ = link.link(gm, Options(emit="cpp"), "inference")
+        assert set(bound) == {"k0_rows", "k0"} and program.source.index("run_0") < program.source.index("aten.addmm")
