@@ -42,6 +42,8 @@ RATES: Mapping[torch.dtype, tuple[str, ...]] = {
 
 _PRODUCTS = frozenset("mm addmm bmm baddbmm linear matmul _scaled_mm _grouped_mm _scaled_grouped_mm grouped_mm".split())
 _COPIES = frozenset(f"dsc.{name}.default" for name in ("offload", "offloaded", "fetch", "fetched"))
+ROWS_FIRST = ("_efficient_attention", "_flash_attention")
+"""Attention whose operands are [B, T, H, D]; others' are [B, H, T, D]."""
 _GATHERS = frozenset("embedding index_select gather index".split())
 
 
@@ -233,13 +235,19 @@ def _convolution_flops(node: Node) -> float:
 
 
 def _attention_flops(node: Node) -> float:
-    """Two products of [queries, keys] and [queries or keys, width] a head forward, five backward."""
+    """Two products of [queries, keys] and [queries or keys, width] a head forward, five backward.
+
+    Of sequences that lie one after the other ([tokens, heads, width]) each query counts as many keys as they have on average.
+    """
     given = arguments(node)
     if not {"query", "key", "value"} <= given.keys():
         return float(sum(map(_numel, _results(node))))
     q, k, v = (_tensor(given[n]) for n in ("query", "key", "value"))
-    rows_first = "efficient_attention" in _packet(node) and not _packet(node).startswith("_scaled")
-    keys = _hint(k.shape[1 if rows_first else -2])
+    rows_first = _packet(node).startswith(ROWS_FIRST)
+    keys = float(_hint(k.shape[1 if rows_first else -2]))
+    ends = next((x for n in ("cum_seq_k", "cu_seq_k", "cu_seq_q") if isinstance(x := given.get(n), Node)), None)
+    if ends is not None and k.dim() == 3:
+        keys = _hint(k.shape[0]) / max(_hint(ops.tensor(ends).shape[0]) - 1, 1)
     pairs = _numel(q) / max(_hint(q.shape[-1]), 1) * keys
     widths = _hint(q.shape[-1]) + _hint(v.shape[-1])
     causal = given.get("is_causal", given.get("causal")) is True
