@@ -61,7 +61,8 @@ def unit(node: Node) -> Unit:
         return "matmul"
     if name in ("convolution", "convolution_backward"):
         return "convolution"
-    return "attention" if "attention" in name or name in ("sdpa", "sdpa_backward") else "vector"
+    attends = "attention" in name or "varlen_attn" in name or name in ("sdpa", "sdpa_backward")
+    return "attention" if attends else "vector"
 
 
 def flops(node: Node) -> float:
