@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dsc import gemm_tiles
 from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import NBYTES, Kernel, product
 from dsc.codegen.roofline import CACHE
 from dsc.codegen.schedule import Schedule
+from dsc.codegen.triton import emit
 from dsc.codegen.triton_nest import cuttable, evaluate, extent, longest, nest, rows_computed, with_tile
 from dsc.cost import BANDWIDTH_EFFICIENCY, EFFICIENCY, LAUNCH_SECONDS
 from dsc.target import Target
@@ -15,10 +18,11 @@ CUT = 2
 """Schedules with a contraction in parts that are tried."""
 
 
-def schedules(kernel: Kernel, default: Schedule) -> tuple[Schedule, ...]:
+def schedules(kernel: Kernel, default: Schedule, capability: tuple[int, int] | None = None) -> tuple[Schedule, ...]:
     """The default first, then the other tiles of the list, then those whose contraction is cut, where tiles are few.
 
-    Sizes are numbers.
+    Then, from sm_90 on, the default with its operands loaded by descriptors, where it has enough tiles: the model does not
+    tell them apart, so that only a measurement takes them.  Sizes are numbers.
     """
     dot = product(kernel)
     assert dot is not None
@@ -27,6 +31,15 @@ def schedules(kernel: Kernel, default: Schedule) -> tuple[Schedule, ...]:
     found = [with_tile(t) for t in gemm_tiles.ranked(batch, m, n, form, rows_computed(own))]
     if cuttable(own) and gemm_tiles.tiles(gemm_tiles.best(batch, m, n, form), batch, m, n) < gemm_tiles.SMS:
         found += [with_tile(*x) for x in gemm_tiles.split(batch, m, n, k, form, longest(own))[:CUT]]
+    by_descriptor = replace(default, tma=True)
+    if (
+        capability is not None
+        and capability >= (9, 0)
+        and not default.parts
+        and gemm_tiles.tiles(gemm_tiles.best(batch, m, n, form), batch, m, n) >= gemm_tiles.SMS
+        and ".make_tensor_descriptor(" in emit(kernel, by_descriptor)
+    ):
+        found.append(by_descriptor)
     return tuple(dict.fromkeys([default, *found]))
 
 

@@ -26,9 +26,15 @@ class Schedule:
     """Points of the contraction that a product takes at once; 0: no product."""
     parts: int = 0
     """Pieces of the contraction, each a program's, which a second launch adds up (``triton_split``); 0: it is whole."""
+    tma: bool = False
+    """Whether a product loads its operands by descriptors (sm_90's tensor memory accelerator), where they allow it."""
 
     @property
     def label(self) -> str:
         """``2 x 1024, 4 warps``."""
         tile = " x ".join(str(n) for n in (self.XB, self.RB, self.KB) if n > 1) or "1"
-        return f"{tile}, {self.num_warps} warps" + (f", sums in {self.parts} parts" if self.parts else "")
+        return (
+            f"{tile}, {self.num_warps} warps"
+            + (f", sums in {self.parts} parts" if self.parts else "")
+            + (", by descriptors" if self.tma else "")
+        )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from dsc.codegen.kernel import Let, Store, product, stages
+from dsc.codegen.kernel import Index, Let, Store, product, stages
 from dsc.codegen.triton_index import text
 from dsc.codegen.triton_nest import extent
 from dsc.codegen.triton_value import TYPES, Values, grouped
@@ -38,7 +38,7 @@ def body(c: Emitter) -> None:
     n, dot = c.n, product(c.n.kernel)
     assert dot is not None
     a, b = _sides(c)
-    column = place(c)
+    row, column = place(c)
     done: set[str] = set()
     summed = {x.name for x in n.summed}
     kept = [s for s in n.kernel.stores if summed & {str(x) for x in sympy.sympify(s.index).free_symbols}]
@@ -48,7 +48,7 @@ def body(c: Emitter) -> None:
     rows(a, [dot.args[0], *moments], done)
     before(b, dot.args[1], done)
     first = f"({column} == 0)"
-    loop(a, b, c, dot, done, kept, first)
+    loop(a, b, c, dot, done, kept, first, (f"{row} * XB", f"{column} * RB"))
     done.add(dot.name)
     wanted = c.needed(c.named(ends), stop_at=done)
     c.compute(v for v in n.kernel.lets if v.name in wanted)
@@ -79,8 +79,8 @@ def _sides(c: Emitter) -> tuple[Emitter, Emitter]:
     return made[0], made[1]
 
 
-def place(c: Emitter) -> str:
-    """The tile of a program, and its point of the batch; the name of its column of tiles."""
+def place(c: Emitter) -> tuple[str, str]:
+    """The tile of a program, and its point of the batch; the names of its row and column of tiles."""
     n, v, program = c.n, c.values, c.start()
     down, across = (grouped(text((e + t - 1) // t)) if e.is_number else f"({text(e)} + {name} - 1) // {name}"
                     for e, t, name in ((n.xn, c.schedule.XB, "XB"), (n.rn, c.schedule.RB, "RB")))  # fmt: skip
@@ -98,7 +98,7 @@ def place(c: Emitter) -> str:
     c.decode("x")
     c.w(f"{v.r} = {column} * RB + {v.arange('r')}")
     c.decode("r")
-    return column
+    return row, column
 
 
 def rows(a: Emitter, wanted: list[str], done: set[str]) -> None:
@@ -123,14 +123,24 @@ def before(b: Emitter, wanted: str, done: set[str]) -> None:
     done.update(v.name for v in own if v.op != "const")
 
 
-def loop(a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Sequence[Store], first: str) -> None:
-    """The sum of products, as ``dot``.  What is ``kept`` of the rows is stored by the ``first`` of their tiles."""
+def loop(
+    a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Sequence[Store], first: str, corner: tuple[str, str]
+) -> None:  # fmt: skip
+    """The sum of products, as ``dot``.  What is ``kept`` of the rows is stored by the ``first`` of their tiles.
+
+    ``corner``: the first row and column of the tile.
+    """
     start = a.values.r0
+    tiles = {} if kept else descriptors(a, b, dot, corner)
     c.w(f"{dot.name} = tl.full([XB, RB], 0.0, tl.float32)")
     c.w(f"for {start} in range(0, {text(extent(c.n.summed))}, KB):")
     operands = []
     for e, side, name in ((a, "r", dot.args[0]), (b, "x", dot.args[1])):
         e.depth = c.depth + 1
+        if name in tiles:
+            e.w(f"{name} = {tiles[name].format(k=start)}")
+            operands.append(name)
+            continue
         e.w(f"{e.values.r if side == 'r' else e.values.x} = {start} + {e.values.arange(side)}")
         e.decode(side)
         mine = kept if e is a else []
@@ -142,6 +152,57 @@ def loop(a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Seq
         operands.append(_operand(e, name, str(dot.attr), raw))
     precision = f', input_precision="{PRECISION[str(dot.attr)]}"' if dot.attr in PRECISION else ""
     a.w(f"{dot.name} = tl.dot({operands[0]}, {operands[1]}, {dot.name}{precision})")
+
+
+def descriptors(a: Emitter, b: Emitter, dot: Let, corner: tuple[str, str]) -> dict[str, str]:
+    """Operands that are plain matrices -> how a step of the loop at ``{k}`` loads them; writes their descriptors.
+
+    A matrix of whole 16 bytes a row, from a start that is a multiple of 16 bytes (launches see to it), with no batch.
+    What lies outside of it is loaded as zero.
+    """
+    if not a.schedule.tma or a.n.batch or a.n.sizes or dot.attr not in ("bf16", "f16"):
+        return {}
+    if any(len(axes) != 1 for axes in (a.n.parallel, b.n.reduced, a.n.summed)):
+        return {}
+    found = {}
+    (k,) = a.n.summed
+    for e, name, axis, tile, at in (
+        (a, dot.args[0], a.n.parallel[0], "XB", corner[0]),
+        (b, dot.args[1], b.n.reduced[0], "RB", corner[1]),
+    ):
+        (v,) = (v for v in e.n.kernel.lets if v.name == name)
+        if v.op != "load" or e.n.kernel.buffer(v.access[0]).dtype != dot.attr:
+            continue
+        lies = _as_rows(v.access[1], axis.name, k.name)
+        if lies is None:
+            continue
+        inner_k, stride, offset = lies
+        sides = [(axis, tile, at), (k, "KB", "{k}")]
+        rows, columns = sides if inner_k else sides[::-1]
+        shape, blocks, start = ([text(sympy.sympify(rows[0].extent)), text(sympy.sympify(columns[0].extent))],
+                                f"[{rows[1]}, {columns[1]}]", f"[{rows[2]}, {columns[2]}]")  # fmt: skip
+        made = e.values.fresh(f"{v.access[0]}_tiles")
+        first = v.access[0] if offset == 0 else f"{v.access[0]} + {offset}"
+        e.w(f"{made} = tl.make_tensor_descriptor({first}, [{', '.join(shape)}], [{stride}, 1], {blocks})")
+        load = f"{made}.load({start})"
+        # the left operand has the contraction along its columns, the right one along its rows
+        found[name] = load if inner_k == (e is a) else f"tl.trans({load})"
+    return found
+
+
+def _as_rows(index: Index, axis: str, k: str) -> tuple[bool, int, int] | None:
+    """Of a matrix with rows of whole 16 bytes: whether they lie along the contraction, their stride, and the first element."""
+    index = sympy.expand(sympy.sympify(index))
+    symbols = {s.name: s for s in index.free_symbols}
+    if symbols.keys() != {axis, k}:
+        return None
+    steps = [index.coeff(symbols[name]) for name in (axis, k)]
+    offset = index - sum(c * symbols[name] for c, name in zip(steps, (axis, k)))
+    if not all(e.is_Integer for e in (*steps, offset)) or 1 not in steps:
+        return None
+    inner_k = bool(steps[1] == 1)
+    stride = int(steps[0] if inner_k else steps[1])
+    return (inner_k, stride, int(offset)) if stride > 1 and stride % 8 == 0 and int(offset) % 8 == 0 else None
 
 
 def _read_as_it_lies(e: Emitter, inside: Iterable[Let], name: str, form: str) -> Let | None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
+import triton
 
 from dsc.codegen import cubin
 from dsc.codegen.kernel import Call
@@ -41,6 +44,8 @@ class Kernel:
     constants: Mapping[str, int]
     ready: dict[tuple[object, ...], Again] = field(default_factory=dict)
     """By device, alignment of the pointers, and sizes."""
+    unaligned: Kernel | None = None
+    """Of a kernel with descriptors, which need pointers that are multiples of 16: the same without."""
 
     def launch(self, tensors: Sequence[torch.Tensor], pointers: Sequence[int], sizes: Sizes, device: int) -> None:
         """On the current stream of ``device``.  ``pointers`` are the tensors' addresses.
@@ -51,6 +56,9 @@ class Kernel:
         bits = 0
         for p in pointers:
             bits |= p
+        if bits & 15 and self.unaligned is not None:
+            self.unaligned.launch(tensors, pointers, sizes, device)
+            return
         key = (device, tuple(p % 16 == 0 for p in pointers) if bits & 15 else True, sizes)
         run = self.ready.get(key)
         if run is None:
@@ -59,7 +67,10 @@ class Kernel:
             self.ready[key] = self.first(tensors, sizes)
             return
         try:
-            run(raw_stream(device), pointers, tensors)
+            if self.part.schedule.tma:
+                copy_context().run(with_workspace, run, raw_stream(device), pointers, tensors)
+            else:
+                run(raw_stream(device), pointers, tensors)
         except TypeError:  # a Triton whose compiled kernels are called in another way
             self.ready[key] = slow = self.plainly(sizes)
             slow(0, pointers, tensors)
@@ -90,9 +101,16 @@ class Kernel:
 
         def launch(_: int, __: Sequence[int], tensors: Sequence[torch.Tensor]) -> object:
             with LANGUAGE:
-                return self.fn[(programs,)](*tensors, *sizes, **self.constants, **options(schedule))
+                call = partial(self.fn[(programs,)], *tensors, *sizes, **self.constants, **options(schedule))
+                return copy_context().run(with_workspace, call) if schedule.tma else call()
 
         return launch
+
+
+def with_workspace(call: Callable[..., object], *arguments: object) -> object:
+    """A launch of a kernel that makes descriptors, for which Triton asks for memory; to be run in a context of its own."""
+    triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device="cuda"))
+    return call(*arguments)
 
 
 def precompile(plans: Iterable[Plan], capability: int, threads: int) -> None:
@@ -150,11 +168,18 @@ def _prepared(plan: Plan) -> tuple[list[tuple[Kernel, list[int]]], list[tuple[in
     names = [b.name for b in plan.kernel.buffers] + [t.buffer for t in plan.temporaries]
     parts = []
     for p in plan.parts:
-        fn = load_source(emit(p.kernel, p.schedule))[p.kernel.name]
-        parts.append((Kernel(p, fn, tiles(p.kernel, p.schedule)), [names.index(b.name) for b in p.kernel.buffers]))
+        made = _compiled(p)
+        if p.schedule.tma:
+            made.unaligned = _compiled(replace(p, schedule=replace(p.schedule, tma=False)))
+        parts.append((made, [names.index(b.name) for b in p.kernel.buffers]))
     if len(parts) == 1:
         return parts, None
     return parts, [(evaluate(t.size, {}), DTYPES[t.dtype]) for t in plan.temporaries]
+
+
+def _compiled(p: Part) -> Kernel:
+    fn = load_source(emit(p.kernel, p.schedule))[p.kernel.name]
+    return Kernel(p, fn, tiles(p.kernel, p.schedule))
 
 
 def _all(

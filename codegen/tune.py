@@ -56,7 +56,7 @@ def tuned(
 
 def fresh(kernel: Kernel, default: Schedule, target: Target, timer: Timer, compile: Compile) -> Choice[Schedule] | None:
     """A measured choice; None where there is nothing to choose from."""
-    found = alternatives(kernel, default)
+    found = alternatives(kernel, default, target.capability)
     if len(found) < 2:
         return None
     assert target.capability is not None

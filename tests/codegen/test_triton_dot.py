@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -305,3 +306,72 @@ def test_machine_code_of_parts(capability: int) -> None:
     held(first.kernel, cubin.inspect(first.kernel, first.schedule, capability), capability)
     facts = cubin.inspect(join.kernel, join.schedule, capability)
     assert facts.spilled == 0 and {a.width for a in facts.accesses if a.buffer.endswith("_part")} == {16}
+
+
+# Operands by descriptors.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_descriptors_give_the_same_and_zeros_outside(layout: str) -> None:
+    a, b = matrices(layout, 104, 72, 88, torch.float16)
+    f = lambda a, b: torch.relu(a @ b)  # noqa: E731
+    made = bound(f, a, b)
+    schedule = replace(default_schedule(made.kernel), tma=True)
+    source = emit(made.kernel, schedule)
+    assert source.count("tl.make_tensor_descriptor(") == 2 and source.count(".load([") == 2
+    out = torch.full((104, 72), float("nan"), dtype=torch.float16)
+    names = dict(zip("ab", (a, b)))
+    buffers = [names[n.name[0]] if n.op == "placeholder" else out for n in made.nodes]
+    launch(made.kernel, schedule, interpreted(source, made.kernel.name), buffers, {})
+    torch.testing.assert_close(out, f(a, b), rtol=4e-3, atol=4e-3)
+
+
+def test_what_has_no_descriptor_is_loaded_as_before() -> None:
+    """Batches, rows of odd bytes, operands that are computed, fp32, sizes that are not known."""
+    half = lambda *shape: drawn(*shape, dtype=torch.float16)  # noqa: E731
+    for f, inputs, dynamic in (
+        (lambda a, b: torch.relu(torch.bmm(a, b)), (half(2, 64, 64), half(2, 64, 64)), False),
+        (lambda a, b: torch.relu(a @ b), (half(64, 63), half(63, 61)), False),
+        (lambda a, b: torch.relu(a @ b), (drawn(64, 64), drawn(64, 64)), False),
+        (lambda a, b: torch.relu(a @ b), (half(64, 64), half(64, 64)), True),
+    ):
+        kernel = bound(f, *inputs, dynamic=dynamic).kernel  # type: ignore[arg-type]
+        default = default_schedule(kernel)
+        assert emit(kernel, replace(default, tma=True)) == emit(kernel, default)
+
+
+def looped(sass: str) -> int:
+    """Instructions of the main loop: between the target of a branch back and the branch, around matrix units."""
+    found = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/ +([^;]*);", sass)]
+    units = [at for at, text in found if "HGMMA" in text]
+    jumps = [(at, int(to[0], 16)) for at, text in found if "BRA" in text and (to := re.findall("0x[0-9a-f]+", text))]
+    return min((at - to) // 16 for at, to in jumps if any(to <= u <= at for u in units))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_machine_code_of_descriptors(layout: str) -> None:
+    """Copies of whole tiles by the accelerator; fewer registers, and a shorter loop, than with addresses a thread."""
+    a, b = matrices(layout, 4096, 4096, 4096, torch.bfloat16)
+    kernel = bound(lambda a, b: torch.relu(a @ b), a, b).kernel
+    default = default_schedule(kernel)
+    plain = cubin.inspect(kernel, default, 90)
+    facts = cubin.inspect(kernel, replace(default, tma=True), 90)
+    assert facts.spilled == 0 and facts.shared <= cubin.LIMITS[90].shared_block
+    assert set(facts.tensor) == {"HGMMA"}
+    assert "cp.async.bulk.tensor" in facts.ptx and "UTMALDG" in facts.sass() and "LDGSTS" not in facts.sass()
+    assert facts.registers < plain.registers and looped(facts.sass()) < looped(plain.sass())
+    assert {x.width for x in facts.accesses if x.store} == {16}
+
+
+def test_descriptors_are_a_candidate_of_large_products_from_sm_90_on() -> None:
+    a, b = matrices("nt", 4096, 4096, 4096, torch.bfloat16)
+    kernel = bound(lambda a, b: torch.relu(a @ b), a, b).kernel
+    default = default_schedule(kernel)
+    (found,) = [s for s in alternatives(kernel, default, (9, 0)) if s.tma]
+    assert found == replace(default, tma=True) and "descriptors" in found.label
+    assert not any(s.tma for s in (*alternatives(kernel, default, (8, 0)), *alternatives(kernel, default)))
+    small = bound(lambda a, b: torch.relu(a @ b), *matrices("nt", 256, 256, 256, torch.bfloat16)).kernel
+    assert not any(s.tma for s in alternatives(small, default_schedule(small), (9, 0)))
+    code = Code(96, 0, 65536, 8, 2, 0.25, 500, {}, {}, tensor=4)
+    choice = modelled(kernel, default, find("h100"), dict.fromkeys((default, found), code))
+    assert choice.chosen == default, "only a measurement takes it"
