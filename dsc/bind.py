@@ -84,7 +84,7 @@ def _wanted(n: Node, inside: set[Node]) -> bool:
     for user in n.users:
         if user in inside:
             continue
-        if not (ops.is_view(user) or ops.is_split(user)) or _wanted(user, inside):
+        if not ops.is_alias(user) or _wanted(user, inside):
             return True
     return False
 
@@ -156,20 +156,31 @@ def refused(step: Step, reason: Unlowerable) -> str:
     return f"{len(step.nodes)} nodes stay with ATen: {reason}"
 
 
-def accessed(bound: Bound) -> list[tuple[Node, int]]:
-    """Bytes that the kernel reads of each input and writes to each output, each counted once (hints for symbols)."""
+def accessed(bound: Bound, counts: Sequence[int] | None = None) -> list[tuple[Node, int]]:
+    """Bytes that the kernel reads of each input and writes to each output, each counted once (hints for symbols).
+
+    ``counts``: ``touched`` of the kernel, if it is at hand.
+    """
     k = bound.kernel
-    extents = {a.name: int(optimization_hint(a.extent)) for a in k.axes}
-    by_name = {v.name: v for v in k.lets}
     out = []
-    for b, n in zip(k.buffers, bound.nodes):
+    for b, n, count in zip(k.buffers, bound.nodes, touched(k) if counts is None else counts):
         t = ops.tensor(n)
         whole = int(optimization_hint(t.numel()))
-        touched = 0
-        for index, v in {v.access[1]: v for v in k.lets if v.op == "load" and v.access[0] == b.name}.items():
-            axes = {s.name for s in index.free_symbols if s.name in extents}
-            axes |= set().union(*(by_name[a].axes for a in v.args)) if v.args else set()
-            touched += math.prod(extents[a] for a in axes)
-        moved = whole * (b.role != "in") + min(whole, touched) * (b.role != "out")
+        moved = whole * (b.role != "in") + min(whole, count) * (b.role != "out")
         out.append((n, moved * t.element_size()))
     return out
+
+
+def touched(kernel: Kernel) -> tuple[int, ...]:
+    """Elements of each buffer that the loads of the kernel reach (hints for symbols)."""
+    extents = {a.name: int(optimization_hint(a.extent)) for a in kernel.axes}
+    by_name = {v.name: v for v in kernel.lets}
+    out = []
+    for b in kernel.buffers:
+        count = 0
+        for index, v in {v.access[1]: v for v in kernel.lets if v.op == "load" and v.access[0] == b.name}.items():
+            axes = {s.name for s in index.free_symbols if s.name in extents}
+            axes |= set().union(*(by_name[a].axes for a in v.args)) if v.args else set()
+            count += math.prod(extents[a] for a in axes)
+        out.append(count)
+    return tuple(out)

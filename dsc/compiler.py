@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
-from dsc import defaults, errors, foretell, kernels, live, watch
+from dsc import collector, defaults, errors, foretell, kernels, live, snapshot, watch
 from dsc.compilation import Compilation
 from dsc.manager import Pass, PassPipeline, Remark, Report
 from dsc.notes import notes
@@ -25,7 +25,7 @@ from dsc.runtime.graphs import Recorder
 from dsc.runtime.pool import Pool
 from dsc.runtime.state import State
 from dsc.target import Target
-from dsc.torch_shim import RNG_CALLS, detect_fake_mode, lazy_graph_module, make_boxed_func
+from dsc.torch_shim import RNG_CALLS, detect_fake_mode, make_boxed_func
 from dsc.watch import Watcher
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
@@ -142,26 +142,26 @@ def plan_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
 
 def run_joint(gm: GraphModule, compiler: Compiler) -> GraphModule:
     """The joint graph after its passes, or as it was, after a warning, where one of them fails."""
-    kept = copied(gm)
+    before = snapshot.take(gm)
     try:
         return plan_joint(gm, compiler)
-    except errors.PassFailed as why:
-        if isinstance(why.cause, (errors.InfeasibleBudget, errors.BadPlan, errors.PrecisionError)):
-            raise why.cause from why  # what the user asked for cannot be had: no other way around it
-        leave("joint", saved(kept, "joint", why, compiler), compiler)
-        return kept
     except Exception as why:
+        asked = (errors.InfeasibleBudget, errors.BadPlan, errors.PrecisionError)
+        if isinstance(why, errors.PassFailed) and isinstance(why.cause, asked):
+            raise why.cause from why  # what the user asked for cannot be had: no other way around it
+        kept = before.restored()
         leave("joint", saved(kept, "joint", why, compiler), compiler)
         return kept
 
 
+@collector.paused()
 def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compiled, Program | None]:
     """One ATen graph to a boxed function: kernels and ATen, or ATen alone where kernels cannot be had.
 
     The program comes along where it is worth keeping: what was left to ATen for want of something is not.
     """
     live.bind(gm, compiler.state)
-    kept = copied(gm)
+    before = snapshot.take(gm)
     try:
         record = plan(gm, kind, compiler)
         call = loaded(record.program, kind, compiler)
@@ -170,6 +170,7 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
     except Exception as why:
         if isinstance(why, errors.PassFailed) and isinstance(why.cause, errors.PrecisionError):
             raise why.cause from why  # what the user asked for cannot be had: no other way around it
+        kept = before.restored()
         if isinstance(why, errors.TritonMissing) and kernels.needs_triton(kept):
             raise  # what the user asked for has no kernels of ATen
         leave(kind, saved(kept, kind, why, compiler), compiler)
@@ -294,11 +295,7 @@ def first_line(why: Exception) -> str:
 
 def copied(gm: GraphModule) -> GraphModule:
     """The graph as it is now; nodes keep their meta, each its own copy."""
-    graph = Graph()
-    known: dict[Node, Node] = {}
-    for node in gm.graph.nodes:
-        known[node] = graph.node_copy(node, known.__getitem__)
-    return lazy_graph_module(gm, graph)
+    return snapshot.take(gm).restored()
 
 
 def complete(gm: GraphModule) -> None:

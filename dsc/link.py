@@ -21,7 +21,7 @@ from dsc.notes import notes, set_notes
 from dsc.options import Options
 from dsc.program import Program, Slot
 from dsc.runtime.state import Entry, is_attribute
-from dsc.steps import Step, aliases, last_uses, steps, storage_of
+from dsc.steps import Step, Storages, aliases, last_uses, steps, storage_of
 from dsc.torch_shim import optimization_hint, python_expr
 
 INDENT = "        "
@@ -40,20 +40,22 @@ def link(
     gm: GraphModule, options: Options, kind: str, prefix: str = "k"
 ) -> tuple[Program, dict[str, Bound], tuple[Remark, ...]]:
     """The program of a graph, the kernel of each group, and what could not become a kernel.  Nothing is built."""
-    bound, remarks = bind_all(gm, options, prefix)
-    refused = frozenset(r.node for r in remarks)
-    writer = Writer(gm, steps(gm, refused), bound, kind, pooled=options.memory_budget is None)
+    order = steps(gm)
+    bound, remarks = bind_all(order, options, prefix)
+    if remarks:  # what was refused runs node by node
+        order = steps(gm, frozenset(r.node for r in remarks))
+    writer = Writer(gm, order, bound, kind, pooled=options.memory_budget is None)
     writer.write()
     return writer.program(options), bound, tuple(remarks)
 
 
-def bind_all(gm: GraphModule, options: Options, prefix: str) -> tuple[dict[str, Bound], list[Remark]]:
+def bind_all(order: Sequence[Step], options: Options, prefix: str) -> tuple[dict[str, Bound], list[Remark]]:
     """Group -> its kernel; groups that no kernel computes get a remark named after them.
 
     A product of matrices that does not fit its group goes back to ATen, with a remark named after it.
     """
     binder, bound, remarks = bind.Binder(options.numerics, prefix), {}, []
-    for step in steps(gm):
+    for step in order:
         if step.group is None:
             continue
         made = _bound(binder, step, options)
@@ -143,7 +145,9 @@ class Writer:
         self.pending = Pending()
         self.aten_calls = 0
         self.bytes = 0.0
-        self.last = last_uses(self.order)
+        self.storages = Storages()
+        self.touched: dict[str, tuple[int, ...]] = {}
+        self.last = last_uses(self.order, self.storages)
         self.output = next(n for n in reversed(self.gm.graph.nodes) if n.op == "output")
         self.placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
         self.read_by_kernels = {n for b in self.bound.values() for n in b.nodes}
@@ -162,12 +166,12 @@ class Writer:
 
     def _escaping(self) -> set[Node]:
         """Storages that outlive the call, that ATen may hand on under another name, or that it indexes as a whole."""
-        out = {storage_of(n) for n in self.output.all_input_nodes}
+        out = {self.storages[n] for n in self.output.all_input_nodes}
         for step in self.order:
             if step.group is None and not (ops.is_view(step.node) or ops.is_split(step.node)):
-                out.update(storage_of(a) for a in aliases(step.node))
+                out.update(self.storages[a] for a in aliases(step.node))
             if step.group is None and ops.name_of(step.node).startswith("as_strided"):
-                out.add(storage_of(ops.operand(step.node, 0)))  # its offset counts from the start of the storage
+                out.add(self.storages[ops.operand(step.node, 0)])  # its offset counts from the start of the storage
         return out
 
     def _real(self) -> set[Node]:
@@ -178,7 +182,7 @@ class Writer:
                 out.update(self.bound[step.group].nodes)
                 continue
             n = step.node
-            if n in out or not (ops.is_view(n) or ops.is_split(n)):
+            if n in out or not ops.is_alias(n):
                 out.add(n)
                 out.update(n.all_input_nodes)
         return out
@@ -197,7 +201,7 @@ class Writer:
             if ops.name_of(n) == "addmm.default":
                 made_here = ops.name_of(have) in OUT_VARIANTS and notes(have).group is None and self.poolable(n)
             else:
-                made_here = storage_of(have) is have and not ops.mutated(have)
+                made_here = self.storages[have] is have and not ops.mutated(have)
             if (
                 have.op != "call_function"
                 or not made_here
@@ -278,7 +282,9 @@ class Writer:
         sizes = tuple(p.sizes.setdefault(s, len(p.sizes)) for s in b.kernel.sizes)
         p.calls.append(Call(b.kernel.name, slots, sizes))
         self.launched[b.kernel.name] = self.launched.get(b.kernel.name, 0) + 1
-        self.bytes += sum(count for _, count in bind.accessed(b))
+        if b.kernel.name not in self.touched:
+            self.touched[b.kernel.name] = bind.touched(b.kernel)
+        self.bytes += sum(count for _, count in bind.accessed(b, self.touched[b.kernel.name]))
         if b.kernel.checks:
             p.checked = step
         self.leave(self.dead(i))
@@ -337,7 +343,7 @@ class Writer:
         return f"{self.target(n.target)}({', '.join(args)})"
 
     def call(self, i: int, n: Node) -> None:
-        name, view = self.names[n], ops.is_view(n) or ops.is_split(n)
+        name, view = self.names[n], ops.is_alias(n)
         if n.op == "get_attr":
             known = is_attribute(n.target)
             self.externals[name] = Entry(str(n.target)) if known else operator.attrgetter(str(n.target))(self.gm)
@@ -396,7 +402,7 @@ class Writer:
         seen: dict[Node, None] = {}
         for n in step.nodes:
             for x in (*n.all_input_nodes, n):
-                storage = storage_of(x)
+                storage = self.storages[x]
                 while storage in self.sums:
                     storage = self.sums[storage]
                 seen[storage] = None
@@ -428,7 +434,7 @@ class Writer:
             n = stack.pop()
             out.append(n)
             # a view may also take a size: that is no part of it
-            stack += [u for u in n.users if (ops.is_view(u) or ops.is_split(u)) and ops.operand(u, 0) is n]
+            stack += [u for u in n.users if ops.is_alias(u) and ops.operand(u, 0) is n]
         return out
 
     def word(self, a: object) -> str:
@@ -459,9 +465,7 @@ class Writer:
     # --- the program -----------------------------------------------------------------------------------------------------
 
     def program(self, options: Options) -> Program:
-        symbols = sorted(
-            {s.name for x in self.slots for e in (*x.shape, *x.stride) for s in sympy.sympify(e).free_symbols}
-        )
+        symbols = sorted({s for x in self.slots for s in _named((*x.shape, *x.stride))})
         body = [*self.head, *self.lines]
         if self.slots:
             names = "".join(s.name + ", " for s in self.slots)
@@ -500,7 +504,7 @@ def closure(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
         if n in seen:
             return
         seen.add(n)
-        if not (n in inside or ops.is_view(n) or ops.is_split(n)):
+        if not (n in inside or ops.is_alias(n)):
             inputs.append(n)
             return
         for a in n.all_input_nodes:
@@ -514,7 +518,11 @@ def closure(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 
 def _symbols(t: torch.Tensor) -> set[str]:
     """Size symbols that the tensor's layout depends on; those that only show while the program runs have no slot."""
-    return {s.name for e in map(domain.extent, (*t.shape, *t.stride())) for s in sympy.sympify(e).free_symbols}
+    return _named(map(domain.extent, (*t.shape, *t.stride())))
+
+
+def _named(extents: Iterable[domain.Extent]) -> set[str]:
+    return {s.name for e in extents if not isinstance(e, int) for s in e.free_symbols}
 
 
 def _nbytes(n: Node) -> int:

@@ -99,12 +99,13 @@ class PassPipeline:
     def run(self, gm: GraphModule, target: Target) -> tuple[tuple[str, Report], ...]:
         """Run every pass on ``gm``, in place, and give their reports by name."""
         reports: list[tuple[str, Report]] = []
+        facts = legal.promises(gm) if self.verify and self.passes else None
         for p in self.passes:
             for o in self.observers:
                 o.before(p, gm)
             start = time.perf_counter()
             try:
-                report = self._run_one(p, gm, target)
+                report, facts = self._run_one(p, gm, target, facts)
             except Exception as error:
                 for o in self.observers:
                     o.failed(p, gm, error)
@@ -117,16 +118,19 @@ class PassPipeline:
             reports.append((p.name, report))
         return tuple(reports)
 
-    def _run_one(self, p: Pass, gm: GraphModule, target: Target) -> Report:
-        facts = legal.promises(gm) if self.verify else None
+    def _run_one(
+        self, p: Pass, gm: GraphModule, target: Target, facts: legal.Promises | None
+    ) -> tuple[Report, legal.Promises | None]:
+        """The report, and what holds after the pass; ``facts``: what held before it, if the pipeline checks."""
         report = p.run(gm, target)
         if facts is not None:
             where = f"after pass {p.name!r}"
             legal.verify(gm, where)
-            legal.kept(facts, legal.promises(gm), where)
+            before, facts = facts, legal.promises(gm)
+            legal.kept(before, facts, where)
         if report.changed:
             gm.recompile()
-        return report
+        return report, facts
 
 
 # Pipelines as text.

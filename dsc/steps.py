@@ -55,13 +55,14 @@ def _sorted(gm: GraphModule, all_steps: list[Step], made: dict[Node, int]) -> li
     readers: dict[Node, set[int]] = {}
     writer: dict[Node, int] = {}
     last_impure: int | None = None
+    storages = Storages()
     for n in gm.graph.nodes:
         if n not in made:
             continue
         me = made[n]
-        written = {storage_of(w) for w in ops.mutated(n)}
+        written = {storages[w] for w in ops.mutated(n)}
         for a in n.all_input_nodes:
-            s = storage_of(a)
+            s = storages[a]
             # a kernel reads through views: those between its own nodes are no steps on the way
             source = a if all_steps[me].group is None else s
             if source in made:
@@ -102,16 +103,25 @@ def _sorted(gm: GraphModule, all_steps: list[Step], made: dict[Node, int]) -> li
 def view_chain(n: Node) -> list[Node]:
     """A value, and what it views, through pieces too, down to the node that made the storage."""
     chain = [n]
-    while ops.is_view(chain[-1]) or ops.is_split(chain[-1]):
-        chain.append(ops.operand(chain[-1], 0))
+    while ops.is_alias(n):
+        n = ops.operand(n, 0)
+        chain.append(n)
     return chain
 
 
 def storage_of(n: Node) -> Node:
     """The node that made the storage which ``n`` looks at, through views and pieces."""
-    while ops.is_view(n) or ops.is_split(n):
+    while ops.is_alias(n):
         n = ops.operand(n, 0)
     return n
+
+
+class Storages(dict[Node, Node]):
+    """``storage_of``, found once a node: for as long as the graph stays as it is."""
+
+    def __missing__(self, n: Node) -> Node:
+        self[n] = found = storage_of(n)
+        return found
 
 
 def aliases(n: Node) -> list[Node]:
@@ -125,12 +135,13 @@ def aliases(n: Node) -> list[Node]:
     return []
 
 
-def last_uses(all_steps: Sequence[Step]) -> dict[Node, int]:
+def last_uses(all_steps: Sequence[Step], storages: Storages | None = None) -> dict[Node, int]:
     """Storage -> the last step that touches it, through any view."""
     last: dict[Node, int] = {}
+    found = Storages() if storages is None else storages
     for i, s in enumerate(all_steps):
         for n in s.nodes:
-            last[storage_of(n)] = i
+            last[found[n]] = i
             for a in n.all_input_nodes:
-                last[storage_of(a)] = i
+                last[found[a]] = i
     return last

@@ -159,6 +159,22 @@ def make_shape_env(known: Mapping[sympy.Symbol, int | None]) -> Any:
     return env
 
 
+def plain_partition() -> bool:
+    """Whether torch's settings ask its partitioner for nothing but the two graphs."""
+    config = importlib.import_module("torch._functorch.config")
+    asked = ("enable_activation_offloading", "_sync_decision_cross_ranks")
+    inductor = sys.modules.get("torch._inductor.config")  # if nobody has imported it, nobody has set it
+    quantized = getattr(inductor, "post_grad_fusion_options", {}).get("activation_quantization_aten_pass")
+    return quantized is None and not any(getattr(config, name, False) for name in asked)
+
+
+def saved_descriptions(count: int) -> list[Any] | None:
+    """What AOTAutograd calls saved values among the results of a forward; None if this version calls them otherwise."""
+    home = importlib.import_module("torch._functorch._aot_autograd.descriptors")
+    made = getattr(home, "SavedForBackwardsAOTOutput", None)
+    return None if made is None else [made(i) for i in range(count)]
+
+
 @contextmanager
 def activation_budget(share: float) -> Iterator[None]:
     """Torch's partitioner inside saves at most this share of what it would save by default."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -44,6 +45,7 @@ class Canonicalize(Pass):
             rule = RULES.get(ops.name_of(node)) if node.op == "call_function" else None
             if rule is not None and rule(rewriter, node):
                 remarks.append(Remark(node.name, "did", (rule.__doc__ or "").splitlines()[0]))
+        rewriter.finish()
         shared = share_views(gm)
         dead = drop_dead(gm) if remarks or shared else 0
         return Report(bool(remarks or shared or dead), tuple(remarks), (("views shared", shared), ("dead nodes", dead)))
@@ -55,8 +57,21 @@ class Rewriter:
 
     gm: GraphModule
     mode: FakeTensorMode | None
+    given_out: dict[Node, Node] = field(default_factory=dict)
+    """Results of the graph -> what is to be given out instead."""
+    emptied: list[Node] = field(default_factory=list)
+    """Nodes whose items are among them."""
 
     def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A new node; its fake value is computed."""
+        node = self.make(like, None, target, *args, **kwargs)
+        fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.mode or contextlib.nullcontext():
+            node.meta["val"] = target(*fake_args, **fake_kwargs)
+        return node
+
+    def make(self, like: Node, value: object, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """A new node whose fake value is known."""
         node = self.gm.graph.call_function(target, args, kwargs)
         for key in (
             "stack_trace",
@@ -69,23 +84,33 @@ class Rewriter:
         ):
             if key in like.meta:
                 node.meta[key] = like.meta[key]
-        fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        if self.mode is None:
-            node.meta["val"] = target(*fake_args, **fake_kwargs)
-        else:
-            with self.mode:
-                node.meta["val"] = target(*fake_args, **fake_kwargs)
+        node.meta["val"] = value
         return node
 
     def replace_items(self, node: Node, results: Mapping[int, Node]) -> None:
-        """Puts ``results`` in place of the items of ``node``."""
+        """Puts ``results`` in place of the items of ``node``; among the results of the graph only in ``finish``."""
         for user in list(node.users):
             assert user.target is operator.getitem
             place = user.args[1]
             assert isinstance(place, int)
-            user.replace_all_uses_with(results[place])
-            self.gm.graph.erase_node(user)
-        self.gm.graph.erase_node(node)
+            user.replace_all_uses_with(results[place], delete_user_cb=lambda u: u.op != "output")
+            if user.users:
+                self.given_out[user] = results[place]
+            else:
+                self.gm.graph.erase_node(user)
+        if node.users:
+            self.emptied.append(node)
+        else:
+            self.gm.graph.erase_node(node)
+
+    def finish(self) -> None:
+        """Every change of a long list of results copies it: all of them at once."""
+        if not self.given_out:
+            return
+        output = self.gm.graph.output_node()
+        output.args = torch.fx.node.map_arg(output.args, lambda n: self.given_out.get(n, n))
+        for node in (*self.given_out, *self.emptied):
+            self.gm.graph.erase_node(node)
 
 
 def only_items(node: Node) -> bool:
@@ -159,13 +184,14 @@ def split_layer_norm_backward(rw: Rewriter, node: Node) -> bool:
     if len({ops.tensor(a).dtype for a in rest[:2] + rest[5:] if isinstance(a, Node)}) > 1:
         return False  # ATen computes it, in one call
     with rw.gm.graph.inserting_before(node):
-        first = rw.call(node, node.target, *rest, [True, False, False])
-        second = rw.call(node, node.target, *rest, [False, mask[1], mask[2]])
+        value = node.meta["val"]
+        first = rw.make(node, (value[0], None, None), node.target, *rest, [True, False, False])
+        second = rw.make(node, (None, *value[1:]), node.target, *rest, [False, mask[1], mask[2]])
         sources = {0: first, 1: second, 2: second}
         results = {}
         for place in sorted({u.args[1] for u in node.users}):  # type: ignore[type-var]
             assert isinstance(place, int)
-            results[place] = rw.call(node, operator.getitem, sources[place], place)
+            results[place] = rw.make(node, value[place], operator.getitem, sources[place], place)
     rw.replace_items(node, results)
     return True
 
@@ -194,7 +220,7 @@ def share_views(gm: GraphModule) -> int:
     results = set(next(n for n in reversed(gm.graph.nodes) if n.op == "output").all_input_nodes)
     count = 0
     for node in list(gm.graph.nodes):
-        if node.op != "call_function" or not (ops.is_view(node) or ops.is_split(node)) or node in results:
+        if node.op != "call_function" or not ops.is_alias(node) or node in results:
             continue
         key = (node.target, _frozen(node.args), _frozen(node.kwargs), node.meta.get("partitioner_tag"))
         first = seen.setdefault(key, node)

@@ -76,7 +76,7 @@ def computing(value: Node) -> Node:
 
 def is_transparent(node: Node) -> bool:
     """Nodes that are no units: views, pieces and results of others."""
-    return ops.is_split(node) or ops.is_view(node) or ops.info(node).kind == "item"
+    return ops.is_alias(node) or ops.info(node).kind == "item"
 
 
 def build(gm: GraphModule) -> Web:

@@ -51,9 +51,10 @@ class Recompute(Pass):
         if policy is not None:
             return Report(False, (Remark(policy.name, "skipped", "the graph has checkpoint policies"),))
         joint = read(gm)
-        problem = extract(gm, joint)
+        past = _read_past(joint)
+        problem = extract(gm, joint, past)
         plan = solve(problem)
-        remarks = tuple(explain(joint, problem, plan))
+        remarks = tuple(explain(joint, problem, plan, past))
         before = Plan(problem.required, ())
         numbers = (
             ("saved bytes before", float(saved_bytes(joint, before))),
@@ -77,6 +78,8 @@ class Joint:
     """Whose storage the graph writes, or AOTAutograd after it."""
     root: dict[Node, Node]
     """Forward node -> the value whose storage it is, found through views."""
+    barriers: frozenset[Node]
+    """Ops that ATen runs: no kernel holds what stands before one and what stands after it."""
 
 
 def read(gm: GraphModule) -> Joint:
@@ -88,13 +91,14 @@ def read(gm: GraphModule) -> Joint:
     forward: dict[str, Node] = {}
     backward: dict[Node, int] = {}
     root: dict[Node, Node] = {}
+    barriers = frozenset(filter(_is_barrier, nodes))
     returned = frozenset(output.all_input_nodes)
     for i, node in enumerate(nodes):
         late = [a for a in node.all_input_nodes if a in backward]
         if node is output or (node.op == "placeholder" and not _is_input(node)):
             backward[node] = 0
         elif i > end or late:
-            backward[node] = max((backward[a] + _is_barrier(a) for a in late), default=0)
+            backward[node] = max((backward[a] + (a in barriers) for a in late), default=0)
         else:
             forward[node.name] = node
             see_through = is_transparent(node) and node not in returned
@@ -104,7 +108,7 @@ def read(gm: GraphModule) -> Joint:
     written = frozenset(root.get(a, a) for n in nodes for a in _written(n)) | _written_later(gm)
     updated = {n.target for n in written if is_attribute(n.target)}
     written |= {n for n in nodes if is_attribute(n.target) and n.target in updated}  # an entry of state has many nodes
-    return Joint(forward, backward, returned, written, root)
+    return Joint(forward, backward, returned, written, root, barriers)
 
 
 def _place_constants(backward: dict[Node, int]) -> None:
@@ -126,11 +130,11 @@ def _written_later(gm: GraphModule) -> frozenset[Node]:
     return frozenset(n for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("desc") in inputs)
 
 
-def extract(gm: GraphModule, joint: Joint | None = None) -> Problem:
+def extract(gm: GraphModule, joint: Joint | None = None, past: frozenset[Node] | None = None) -> Problem:
     """The values of the forward, with what it costs to save each or to compute it again."""
     joint = joint or read(gm)
+    past = _read_past(joint) if past is None else past
     values = [n for n in joint.forward.values() if joint.root[n] is n and isinstance(ops.value(n), torch.Tensor)]
-    past = _read_past(joint)
     cheap = {n for n in values if why_saved(joint, n, past) is None}
     deps = {n: _deps(joint, n) if n in cheap else [] for n in values}
     required: set[Node] = set()
@@ -199,18 +203,17 @@ def why_saved(joint: Joint, node: Node, past: frozenset[Node]) -> str | None:
     if any(d in joint.written for d in _deps(joint, node)):
         return "it reads an input that the graph writes"
     late = [u for u in _readers(joint, node) if u in joint.backward]
-    if any(map(_is_barrier, late)):
+    if not joint.barriers.isdisjoint(late):
         return "ATen reads it in the backward"
     if node in past:
         return "the forward reads it again after an op of ATen"
     return None
 
 
-def explain(joint: Joint, problem: Problem, plan: Plan) -> Iterator[Remark]:
+def explain(joint: Joint, problem: Problem, plan: Plan, past: frozenset[Node]) -> Iterator[Remark]:
     """What is recomputed, and why other cheap values that the backward reads are saved."""
     value = {v.name: v for v in problem.values}
     required = set(problem.required)
-    past = _read_past(joint)
     for name in plan.recompute:
         size, deps = size_text(nbytes(joint.forward[name])), ", ".join(value[name].deps) or "nothing"
         moved = f"moves {size_text(value[name].again or 0)} instead of {size_text(value[name].save)}"
@@ -246,7 +249,7 @@ def _is_input(node: Node) -> bool:
 
 def is_transparent(node: Node) -> bool:
     """Views and pieces: the same storage."""
-    return node.op == "call_function" and (ops.is_view(node) or ops.is_split(node))
+    return node.op == "call_function" and ops.is_alias(node)
 
 
 def _is_size(node: Node) -> bool:
@@ -296,7 +299,7 @@ def _read_past(joint: Joint) -> frozenset[Node]:
         for user in node.users:
             if user in order:
                 after[node] |= after[user] | 1 << order[user]
-                past[node] |= after[user] if _is_barrier(user) else past[user]
+                past[node] |= after[user] if user in joint.barriers else past[user]
         if past[node] and any(u in order and past[node] >> order[u] & 1 for u in _readers(joint, node)):
             found.add(node)
     return frozenset(found)
@@ -307,4 +310,4 @@ def _is_written_anyway(joint: Joint, node: Node, past: frozenset[Node]) -> bool:
     if node.op != "call_function" or node in joint.returned or node in past:
         return True
     maker = ops.operand(node, 0) if ops.info(node).kind == "item" else node
-    return _is_barrier(maker) or any(_is_barrier(u) for u in _readers(joint, node) if u not in joint.backward)
+    return maker in joint.barriers or any(u in joint.barriers for u in _readers(joint, node) if u not in joint.backward)

@@ -8,6 +8,7 @@ from dsc.ops.kinds import (
     OpInfo,
     axes,
     info,
+    is_alias,
     is_ordered,
     is_split,
     is_view,
@@ -22,6 +23,7 @@ from dsc.ops.kinds import (
     tensor,
     tensor_operands,
     value,
+    written_places,
 )
 from dsc.ops.layout import foretold
 from dsc.ops.refusals import is_plain, why_not_fused
@@ -33,6 +35,7 @@ __all__ = [
     "axes",
     "foretold",
     "info",
+    "is_alias",
     "is_ordered",
     "is_plain",
     "is_split",
@@ -49,4 +52,5 @@ __all__ = [
     "tensor_operands",
     "value",
     "why_not_fused",
+    "written_places",
 ]

@@ -194,6 +194,12 @@ def is_split(node: Node) -> bool:
     return info(node).splitting
 
 
+def is_alias(node: Node) -> bool:
+    """A view, a piece, or the list of pieces: its first argument's storage."""
+    found = info(node)
+    return found.viewing or found.splitting or (found.kind == "item" and is_view(node))
+
+
 def axes(node: Node, rank: int) -> list[int]:
     """The axes of the operand, of so many, in the order in which a t, transpose or permute gives them."""
     if name_of(node) == "t.default":
@@ -209,21 +215,25 @@ def axes(node: Node, rank: int) -> list[int]:
 
 def mutated(node: Node) -> list[Node]:
     """Operands that the call writes to."""
-    target = node.target
+    out: list[Node] = []
+    for i, word in written_places(node.target):
+        a = node.args[i] if i < len(node.args) else node.kwargs.get(word)
+        out += [x for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, Node)]
+    return out
+
+
+def written_places(target: object) -> tuple[tuple[int, str], ...]:
+    """Place and name of every parameter that a call of ``target`` writes to."""
     schema = getattr(target, "_schema", None)
     if schema is None:
-        return []
+        return ()
     name = target._name if isinstance(target, OpOverload) else None
     written = None if name is None else _WRITES.get(name)
     if written is None:
         written = tuple((i, p.name) for i, p in enumerate(schema.arguments) if p.alias_info and p.alias_info.is_write)
         if name is not None:
             _WRITES[name] = written
-    out: list[Node] = []
-    for i, word in written:
-        a = node.args[i] if i < len(node.args) else node.kwargs.get(word)
-        out += [x for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, Node)]
-    return out
+    return written
 
 
 _WRITES: dict[str, tuple[tuple[int, str], ...]] = {}
