@@ -173,7 +173,8 @@ def found(profile: str, besides: Besides) -> list[Run]:
     assert tuned is not None
     again = [(*searched(c.pipeline, [c.orders], besides), c.pipeline) for c in (*pool[:4], tuned)]
     _, orders, p = min(again, key=lambda x: x[0])
-    return [*out, Run("searched", v, fixed), Run("cut anew, searched", p, orders)]
+    same = next((f", as {r.name}" for r in out if r.orders == fixed and r.pipeline == v), "")
+    return [*out, Run(f"searched{same}", v, fixed), Run("cut anew, searched", p, orders)]
 
 
 def calibrate() -> Besides:

@@ -16,6 +16,7 @@ from common import ratios, table
 from pipeline_grid import FREE
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
+from torch.profiler import ProfilerActivity, profile
 
 from dsc.distributed import assemble, describe, forward, line, stage_cost
 from dsc.distributed import measure as measuring
@@ -197,12 +198,30 @@ def even(models: Sequence[str] = MODELS) -> dict[str, object]:
     return out
 
 
+PRODUCTS = ("::mm", "::addmm", "::bmm", "::baddbmm", "scaled_dot_product", "mkldnn", "convolution")
+"""Calls of ATen that no compiler here makes faster: products, attention, convolutions."""
+
+
+def parts(call: Callable[[], object], times: int = 5) -> tuple[float, float]:
+    """Seconds of a call that products take, and all else, as torch's profiler counts them."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(times):
+            call()
+    events = seen.key_averages()
+    mine = sum(e.self_cpu_time_total for e in events if any(p in e.key for p in PRODUCTS))
+    return mine / times / 1e6, (sum(e.self_cpu_time_total for e in events) - mine) / times / 1e6
+
+
 def zero_bubble(
-    models: Sequence[str] = ("gpt", "llama", "moe", "gpt-tiny", "llama-tiny"), rounds: int = 15
+    models: Sequence[str] = ("gpt", "llama", "moe", "bert", "encdec", "vit", "gpt-tiny", "llama-tiny"), rounds: int = 15
 ) -> dict[str, object]:
-    """F + dgrad + wgrad compiled, against eager F + B, and against the backward left whole."""
+    """F + dgrad + wgrad compiled, against eager F + B, and against the backward left whole.
+
+    ``rest`` is what is no product: eager's over ours.  ``most`` is eager's time over that of its products: what the whole
+    would gain if all else took no time.
+    """
     out: dict[str, object] = {}
-    lines = []
+    lines: list[tuple[object, ...]] = []
     for name in models:
         entry = zoo.load(name)
         model, inputs = entry.build(), entry.inputs(MICROBATCHES)
@@ -231,7 +250,11 @@ def zero_bubble(
             (name, *medians, statistics.median(t[1] for t in fused) * 1e3,
              statistics.median(t[0] for t in eager) * 1e3, f"{total:.2f} x", f"{back:.2f} x")
         )  # fmt: skip
-        out[name] = {"against eager": total, "halves over whole": back}
+        seen = [(parts(split.run), parts(split.eager)) for _ in range(5)]
+        (_, ours), (heavy, theirs) = ([statistics.median(x[i][k] for x in seen) for k in (0, 1)] for i in (0, 1))
+        rest, most = theirs / ours, (heavy + theirs) / heavy
+        lines[-1] += (f"{heavy / (heavy + theirs):.0%}", f"{rest:.2f} x", f"{most:.2f} x")
+        out[name] = {"against eager": total, "halves over whole": back, "rest": rest, "most": most}
     head = (
         "second of 4 stages, one sample, ms",
         "F",
@@ -241,6 +264,9 @@ def zero_bubble(
         "eager F+B",
         "faster than eager",
         "dgrad+wgrad / B",
+        "products",
+        "rest",
+        "most",
     )
     print(table(head, lines), "\n", flush=True)
     return out

@@ -8,7 +8,12 @@ device too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +21,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from dsc.errors import BadMicrobatches, Untraceable
+
+CALL = re.compile(r'^  File "(.+)", line (\d+), in \w+\n\s+(.+)$', re.MULTILINE)
+"""The line of the model that torch.export names behind its message."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,14 @@ def trace(model: nn.Module, microbatch: Sequence[Tensor]) -> Forward:
     meta = any(p.is_meta for p in model.parameters())
     given = tuple(t.to("meta") if meta and isinstance(t, Tensor) else t for t in microbatch)
     try:
-        program = torch.export.export(model, given, strict=False)
+        with _quiet():
+            program = torch.export.export(model, given, strict=False)
     except Exception as why:
-        reason = f"{type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''}"
-        raise Untraceable("The model", reason.rstrip(". "), "make its control flow depend on shapes alone") from why
+        reason = f"{type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''}".rstrip(". ")
+        if found := CALL.findall(str(why)):
+            file, number, code = found[-1]
+            reason += f", in {code!r} ({file}:{number})"
+        raise Untraceable("The model", reason, "make its control flow depend on shapes alone") from why
     signature = program.graph_signature
     lifted = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     owners = {place: first[id(known[name])] for place, name in lifted.items()}
@@ -76,6 +88,20 @@ def trace(model: nn.Module, microbatch: Sequence[Tensor]) -> Forward:
         tuple(str(n) for n in signature.user_inputs),
         tuple(str(n) for n in signature.user_outputs),
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export prints all of the graph so far before it raises, where the error names the line that matters."""
+    log, quiet = logging.getLogger("torch.fx.experimental.symbolic_shapes"), logging.Filter("nobody")
+    log.addFilter(quiet)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        log.removeFilter(quiet)
 
 
 def _line(node: Node) -> str:

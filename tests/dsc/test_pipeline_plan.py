@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -435,7 +436,7 @@ def test_each_mistake_is_one_sentence() -> None:
         plan_pipeline(model, (inputs[0], inputs[1][:4]), stages=2, microbatches=2)
 
 
-def test_control_flow_on_values_is_refused() -> None:
+def test_control_flow_on_values_is_refused_with_its_line_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -445,8 +446,19 @@ def test_control_flow_on_values_is_refused() -> None:
             y: Tensor = self.a(x) if x.sum() > 0 else self.b(x)
             return y.sum()
 
-    with pytest.raises(Untraceable, match="control flow"):
+    with pytest.raises(Untraceable, match=r"if x.sum\(\) > 0 .*test_pipeline_plan.py:\d+\); make its control flow"):
         plan_pipeline(Branches(), (torch.zeros(4, 4),), stages=2, microbatches=2)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_model_says_while_it_is_traced_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    class Says(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            print("hello", file=sys.stderr)
+            return super().forward(x)
+
+    forward.trace(Says(4, 4), (torch.zeros(4, 4),))
+    assert capsys.readouterr().err == "hello\n"
 
 
 # --- costs that are measured ----------------------------------------------------------------------------------------------
