@@ -202,14 +202,13 @@ PRODUCTS = ("::mm", "::addmm", "::bmm", "::baddbmm", "scaled_dot_product", "mkld
 """Calls of ATen that no compiler here makes faster: products, attention, convolutions."""
 
 
-def parts(call: Callable[[], object], times: int = 5) -> tuple[float, float]:
+def parts(call: Callable[[], object]) -> tuple[float, float]:
     """Seconds of a call that products take, and all else, as torch's profiler counts them."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        for _ in range(times):
-            call()
+        call()
     events = seen.key_averages()
     mine = sum(e.self_cpu_time_total for e in events if any(p in e.key for p in PRODUCTS))
-    return mine / times / 1e6, (sum(e.self_cpu_time_total for e in events) - mine) / times / 1e6
+    return mine / 1e6, (sum(e.self_cpu_time_total for e in events) - mine) / 1e6
 
 
 def zero_bubble(
@@ -217,7 +216,7 @@ def zero_bubble(
 ) -> dict[str, object]:
     """F + dgrad + wgrad compiled, against eager F + B, and against the backward left whole.
 
-    ``rest`` is what is no product: eager's over ours.  ``most`` is eager's time over that of its products: what the whole
+    ``rest`` is what is no product: eager's over ours, the fastest of the rounds for each.  ``most`` is eager's time over that of its products: what the whole
     would gain if all else took no time.
     """
     out: dict[str, object] = {}
@@ -250,8 +249,13 @@ def zero_bubble(
             (name, *medians, statistics.median(t[1] for t in fused) * 1e3,
              statistics.median(t[0] for t in eager) * 1e3, f"{total:.2f} x", f"{back:.2f} x")
         )  # fmt: skip
-        seen = [(parts(split.run), parts(split.eager)) for _ in range(5)]
-        (_, ours), (heavy, theirs) = ([statistics.median(x[i][k] for x in seen) for k in (0, 1)] for i in (0, 1))
+        profiled: list[tuple[tuple[float, float], tuple[float, float]]] = []
+        for _ in range(rounds):
+            split.clear()
+            mine = parts(split.run)
+            split.clear()
+            profiled.append((mine, parts(split.eager)))
+        (_, ours), (heavy, theirs) = ([min(x[i][k] for x in profiled) for k in (0, 1)] for i in (0, 1))
         rest, most = theirs / ours, (heavy + theirs) / heavy
         lines[-1] += (f"{heavy / (heavy + theirs):.0%}", f"{rest:.2f} x", f"{most:.2f} x")
         out[name] = {"against eager": total, "halves over whole": back, "rest": rest, "most": most}
