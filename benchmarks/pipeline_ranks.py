@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsc.errors import DscWarning
+
 
 def run(world: int, work: Callable[..., Any], *args: Any, seconds: float = 1800.0) -> list[Any]:
     """``work(*args)`` on ``world`` processes that are joined over gloo; what each returns, by rank.
@@ -47,6 +49,7 @@ def _rank(rank: int, world: int, folder: str, queue: Any, work: Callable[..., An
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("error", category=DscWarning)  # what was left to ATen is no compiled run
     os.environ["LOCAL_RANK"] = str(rank)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=300))
