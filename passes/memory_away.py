@@ -15,7 +15,7 @@ from dsc.passes.memory_program import Program
 if TYPE_CHECKING:
     from dsc.passes.memory_plan import Search
 
-MOVED = (0.3, 0.55, 0.75, 0.9, 1.1)
+MOVED = (0.3, 0.55, 0.75, 0.9, 1.0, 1.1)
 """Shares of what the link can take while the forward runs: budgets larger by that are planned for, and then brought down."""
 SHORTENED = (0.1, 0.25, 0.45)
 """Shares of the default's peak by which budgets are larger that are planned for, and then brought down by compression."""

@@ -40,6 +40,9 @@ RUNS, RUNS_LARGE, LARGE = 6, 3, 1000
 """Programs that are made for one budget; fewer from so many operators on."""
 SMALL = 200
 """Operators up to which one set of programs serves all budgets."""
+AROUND, SPREAD = 500, (0.9, 0.92, 0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13)
+"""Operators up to which plans of the chain for more and less memory are tried too, and how much: it knows nothing of what a
+product takes into its kernel, so a plan for another budget may well be better than the one for this."""
 RUNGS = (0.0, 0.12, 0.25, 0.37, 0.5, 0.62, 0.75, 0.88)
 """Budgets for which that is made: shares of the way from the smallest peak to the default's."""
 PRICES = 16
@@ -245,6 +248,8 @@ class Search:
         The simulator says which plans are worth a look; the programs of the most promising ones decide.
         """
         guesses = [*self.proposals(), *self.from_chain(budget)]
+        if len(self.found.problem.ops) < AROUND:
+            guesses += self.around(budget)
         fits: list[Program] = []
         aims = {budget}
         enough = RUNS if len(self.found.problem.ops) < LARGE else RUNS_LARGE
@@ -298,6 +303,13 @@ class Search:
                 high = min(high, room)
                 less = max(over * 1.02, 1.01 * self.table().unit)  # one step of the table, or the plan is the same
                 room = max(room - less, (low + room) / 2)
+
+    def around(self, budget: int) -> Iterator[Guess]:
+        """Plans of the chain for amounts of memory near the budget, whatever the simulator thinks of their peaks."""
+        for share in SPREAD:
+            moves = self.moves((budget - self.found.problem.fixed) * share)
+            if moves is not None and not schedule.illegal(self.found.problem, plan := self.spelled(moves)):
+                yield self.guess("chain", plan)
 
     def guess(self, origin: str, plan: Schedule) -> Guess:
         """What the simulator thinks of a plan, set right by what it thinks of the default."""

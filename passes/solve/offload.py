@@ -42,14 +42,43 @@ class Step:
     """Bytes with nothing away."""
 
 
+TRIES = 12
+"""Values that are tried to be left where they are, because the computation would wait for them."""
+
+
 def choose(
     steps: Sequence[Step], forward: int, items: Sequence[Item], budget: int, rate: float
 ) -> tuple[Placed, ...] | None:
-    """The fewest of ``items``, in the order of their making, that bring the peak within ``budget`` bytes; None if none do.
+    """Those of ``items`` that bring the peak within ``budget`` bytes; None if all of them do not.
+
+    The fewest, in the order of their making.  Where memory lets the copy back of one begin too late, others are tried in
+    its place, as long as that shortens the step.
 
     ``forward``: how many of the steps are the forward's.  ``rate``: bytes per second, one way.
     """
     order = sorted((i for i in items if i.wanted > forward), key=lambda i: (i.born, i.name))
+    best = fewest(steps, forward, order, budget, rate)
+    if best is None:
+        return None
+    stay: set[str] = set()
+    late = waits(steps, best, rate)
+    tried = sorted(late, key=lambda name: -late[name])
+    for _ in range(TRIES):
+        if not tried:
+            break
+        without = stay | {tried.pop(0)}
+        other = fewest(steps, forward, [i for i in order if i.name not in without], budget, rate)
+        if other is None or sum((then := waits(steps, other, rate)).values()) >= sum(late.values()):
+            continue
+        best, stay, late = other, without, then
+        tried = sorted(late, key=lambda name: -late[name])
+    return best
+
+
+def fewest(
+    steps: Sequence[Step], forward: int, order: Sequence[Item], budget: int, rate: float
+) -> tuple[Placed, ...] | None:
+    """As few of the first items as bring the peak within ``budget`` bytes; None if all of them do not."""
     low, high = 0, len(order)
     best = place(steps, forward, order, budget, rate)
     if best is None:
@@ -62,6 +91,39 @@ def choose(
         else:
             best, high = found, middle
     return best
+
+
+def waits(steps: Sequence[Step], placed: Sequence[Placed], rate: float) -> dict[str, float]:
+    """Item -> seconds for which the computation waits for its copies; those without a wait are left out."""
+    leaves: dict[int, list[Placed]] = {}
+    lands: dict[int, list[Placed]] = {}
+    starts: dict[int, list[Placed]] = {}
+    wanted: dict[int, list[Placed]] = {}
+    for p in placed:
+        for table, at in ((leaves, p.item.born), (lands, p.lands), (starts, p.fetched), (wanted, p.item.wanted)):
+            table.setdefault(at, []).append(p)
+    out: dict[str, float] = {}
+    gone: dict[str, float] = {}
+    back: dict[str, float] = {}
+    now = out_free = in_free = 0.0
+
+    def wait(p: Placed, until: float) -> None:
+        nonlocal now
+        if until > now:
+            out[p.item.name] = out.get(p.item.name, 0.0) + until - now
+            now = until
+
+    for t, step in enumerate(steps):
+        for p in starts.get(t, ()):
+            in_free = back[p.item.name] = max(in_free, now) + p.item.nbytes / rate
+        for p in wanted.get(t, ()):
+            wait(p, back[p.item.name])
+        now += step.seconds
+        for p in leaves.get(t, ()):
+            out_free = gone[p.item.name] = max(out_free, now) + p.item.nbytes / rate
+        for p in lands.get(t, ()):
+            wait(p, gone[p.item.name])
+    return out
 
 
 def place(
