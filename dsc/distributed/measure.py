@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Interpreter, Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils import _pytree as pytree
 
 from dsc import ops
 from dsc.distributed import assemble, line
@@ -90,7 +90,7 @@ class _Timer(Interpreter):
         target: Any = n.target
         with torch.enable_grad():
             ahead, out = self.clock(lambda: target(*args, **kwargs))
-        results = [r for r in tree_leaves(out) if isinstance(r, Tensor) and r.requires_grad]
+        results = [r for r in pytree.tree_leaves(out) if isinstance(r, Tensor) and r.requires_grad]
         soon = [x for a, x in leaves.items() if a not in self.late]
         weights = [x for a, x in leaves.items() if a in self.late]
         ones = [torch.ones_like(r) for r in results]
@@ -108,7 +108,7 @@ class _Timer(Interpreter):
 
         dgrad, wgrad = self.clock(lambda: back(soon))[0], self.clock(add)[0]
         self.took[n].append((ahead, dgrad if soon else 0.0, wgrad if weights else 0.0))
-        return tree_map(lambda r: r.detach() if isinstance(r, Tensor) else r, out)
+        return pytree.tree_map(lambda r: r.detach() if isinstance(r, Tensor) else r, out)
 
     def clock(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Seconds of a call: of this thread on a CPU, so that other processes do not count."""
