@@ -88,7 +88,12 @@ class Rewriter:
         return node
 
     def replace_items(self, node: Node, results: Mapping[int, Node]) -> None:
-        """Puts ``results`` in place of the items of ``node``; among the results of the graph only in ``finish``."""
+        """Puts ``results`` in place of the items of ``node``."""
+        self.replace_items_later(node, results)
+        self.finish()
+
+    def replace_items_later(self, node: Node, results: Mapping[int, Node]) -> None:
+        """The same, but among the results of the graph only in ``finish``, which has to be called."""
         for user in list(node.users):
             assert user.target is operator.getitem
             place = user.args[1]
@@ -111,6 +116,8 @@ class Rewriter:
         output.args = torch.fx.node.map_arg(output.args, lambda n: self.given_out.get(n, n))
         for node in (*self.given_out, *self.emptied):
             self.gm.graph.erase_node(node)
+        self.given_out.clear()
+        self.emptied.clear()
 
 
 def only_items(node: Node) -> bool:
@@ -135,7 +142,7 @@ def split_dropout(rw: Rewriter, node: Node) -> bool:
         out = rw.call(node, aten.mul.Tensor, kept, scale)
     for reader in backwards_of(node):
         reader.args = (*reader.args[:2], scale)
-    rw.replace_items(node, {0: out, 1: mask})
+    rw.replace_items_later(node, {0: out, 1: mask})
     return True
 
 
@@ -171,7 +178,7 @@ def split_nll(rw: Rewriter, node: Node) -> bool:
             loss = rw.call(node, aten.div.Tensor, total, divisor)
         if not exact:
             loss = rw.call(node, aten._to_copy.default, loss, dtype=t.dtype)
-    rw.replace_items(node, {0: loss, 1: weight_sum})
+    rw.replace_items_later(node, {0: loss, 1: weight_sum})
     return True
 
 
@@ -192,7 +199,7 @@ def split_layer_norm_backward(rw: Rewriter, node: Node) -> bool:
         for place in sorted({u.args[1] for u in node.users}):  # type: ignore[type-var]
             assert isinstance(place, int)
             results[place] = rw.make(node, value[place], operator.getitem, sources[place], place)
-    rw.replace_items(node, results)
+    rw.replace_items_later(node, results)
     return True
 
 

@@ -7,8 +7,9 @@
 3. ``q = round(clamp(x / scale, -max, max))``, to nearest, ties to even.  e5m2 saturates, as on a GPU.
 4. What is not finite stays so: its scale is infinite or NaN, and the products that read it are NaN.
 5. The product is that of the dequantised values in fp32, rounded once to the dtype of the result.  fp8 by rows,
-   and whole matrices of two dtypes, are multiplied by ``_scaled_mm``.  For whole ones of one dtype that one adds ``a * b * scale_a * scale_b`` up one
-   by one, a thousand times slower: up to ``IN_ORDER`` terms the sum here is the same to the last bit, above that it is a product's.
+   and whole matrices of two dtypes, are multiplied by ``_scaled_mm``.  For whole ones of one dtype that one has a kernel on
+   some CPUs, and adds ``a * b * scale_a * scale_b`` up one by one on others, a thousand times slower: there, up to
+   ``IN_ORDER`` terms, the sum here is the same to the last bit, above that it is a product's.
 
 Sources: Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (formats); DeepSeek-V3, 2024, section 3.3 (blocks);
 Xi et al., "Jetfire", 2024 (int8 blocks).
@@ -16,6 +17,7 @@ Xi et al., "Jetfire", 2024 (int8 blocks).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -123,12 +125,22 @@ def mm8(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dty
     rows = (tuple(scale_a.shape), tuple(scale_b.shape)) == ((len(a), 1), (len(b), 1))
     whole = scale_a.dim() == scale_b.dim() == 0
     if a.dtype != torch.int8 and a.numel() and b.numel():
-        if rows or (whole and a.dtype != b.dtype):
+        if rows or (whole and (a.dtype != b.dtype or not adds_one_by_one())):
             product: Tensor = torch.ops.aten._scaled_mm(a, b.t(), scale_a, scale_b.t(), out_dtype=dtype)
             return product
         if whole and a.numel() * len(b) <= IN_ORDER:
             return in_order(a.float(), scale_a, b.float(), scale_b).to(dtype)
     return (dequantise(a, scale_a) @ dequantise(b, scale_b).t()).to(dtype)
+
+
+@functools.cache
+def adds_one_by_one() -> bool:
+    """Whether ``_scaled_mm`` has no kernel on this CPU for whole matrices of one dtype: told by a small product."""
+    steps = torch.arange(140, dtype=torch.float32)
+    a, b = (((steps * k) % 11 - 5.3).reshape(7, 20).to(torch.float8_e4m3fn) for k in (3, 7))
+    scale = torch.tensor(0.37)
+    product = torch.ops.aten._scaled_mm(a, b.t(), scale, scale, out_dtype=torch.float32)
+    return torch.equal(product, in_order(a.float(), scale, b.float(), scale))
 
 
 def in_order(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
