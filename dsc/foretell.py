@@ -1,11 +1,14 @@
 """Strides as ATen will give them, where the fake tensors of a trace have others.
 
-Fake pointwise results are not always laid out as ``TensorIterator`` lays out real ones (``dsc.ops.layout``), and whatever
+Fake pointwise results are not always laid out as ``TensorIterator`` lays out real ones (``dsc.ops.layout``), nor those of
+batch norms as ATen lays them out, and whatever
 is computed from them follows: kernels write their results by the fake strides.  So these are put right before anything
 reads them.
 """
 
 from __future__ import annotations
+
+import operator
 
 import torch
 from torch.fx import GraphModule, Node
@@ -71,6 +74,10 @@ def restore(gm: GraphModule, before: dict[Node, object], copies: list[Node]) -> 
 def truth(node: Node, moved: bool) -> object | None:
     """The true fake value of a node if it is another than the one it has; ``moved``: one of its operands changed."""
     value = node.meta.get("val")
+    if moved and node.target is operator.getitem:
+        source = ops.value(ops.operand(node, 0))
+        fresh = source[node.args[1]] if isinstance(source, (tuple, list)) else value  # type: ignore[index]
+        return fresh if strides(fresh) != strides(value) else None
     if moved and isinstance(node.target, torch._ops.OpOverload):
         fresh = again(node)
         if fresh is not None and strides(fresh) != strides(value):
@@ -90,8 +97,13 @@ def again(node: Node) -> object | None:
         return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return]
 
 
-def pointwise(node: Node, value: object) -> torch.Tensor | None:
-    """A fake tensor with the strides of a pointwise result, where ``value`` has others."""
+def pointwise(node: Node, value: object) -> object | None:
+    """A fake tensor with the strides of a pointwise result, where ``value`` has others; likewise the first of several."""
+    if isinstance(value, (tuple, list)) and value and isinstance(value[0], torch.Tensor):
+        want = ops.foretold_first(node, value[0])
+        if want is None or want == value[0].stride():
+            return None
+        return (value[0].new_empty_strided(value[0].shape, want), *value[1:])
     if not isinstance(value, torch.Tensor):
         return None
     want = ops.foretold(node, value)

@@ -83,9 +83,13 @@ class Joint:
 
 
 def read(gm: GraphModule) -> Joint:
-    """Forward is all up to the last node that is tagged so, but tangents and what depends on them."""
+    """Forward is all up to the last node that is tagged so, but tangents and what depends on them.
+
+    And what else its results need: views of what it makes, which AOTAutograd traces anew behind the backward.
+    """
     nodes = list(gm.graph.nodes)
     output = nodes[-1]
+    given = _given_forward(output)
     first = [i for i, n in enumerate(nodes) if _is_input(n) or n.meta.get("partitioner_tag") == "is_forward"]
     end = max(first, default=-1)
     forward: dict[str, Node] = {}
@@ -97,7 +101,7 @@ def read(gm: GraphModule) -> Joint:
         late = [a for a in node.all_input_nodes if a in backward]
         if node is output or (node.op == "placeholder" and not _is_input(node)):
             backward[node] = 0
-        elif i > end or late:
+        elif late or (i > end and node not in given):
             backward[node] = max((backward[a] + (a in barriers) for a in late), default=0)
         else:
             forward[node.name] = node
@@ -109,6 +113,22 @@ def read(gm: GraphModule) -> Joint:
     updated = {n.target for n in written if is_attribute(n.target)}
     written |= {n for n in nodes if is_attribute(n.target) and n.target in updated}  # an entry of state has many nodes
     return Joint(forward, backward, returned, written, root, barriers)
+
+
+def _given_forward(output: Node) -> frozenset[Node]:
+    """What the results of the forward need; nothing where nobody says which they are."""
+    described = output.meta.get("desc") or ()
+    results = output.args[0] if isinstance(output.args[0], (list, tuple)) else ()
+    found: set[Node] = set()
+    todo = [
+        r for r, d in zip(results, described) if isinstance(r, Node) and d is not None and not hasattr(d, "grad_of")
+    ]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return frozenset(found)
 
 
 def _place_constants(backward: dict[Node, int]) -> None:

@@ -25,7 +25,7 @@ from dsc.ops.kinds import (
     value,
     written_places,
 )
-from dsc.ops.layout import foretold
+from dsc.ops.layout import foretold, foretold_first
 from dsc.ops.refusals import is_plain, why_not_fused
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "OpInfo",
     "axes",
     "foretold",
+    "foretold_first",
     "info",
     "is_alias",
     "is_ordered",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from dsc.ops.kinds import info, name_of, tensor, tensor_operands
+from dsc.ops.kinds import info, name_of, operand, tensor, tensor_operands
 
 Ints = tuple[int, ...]
 
@@ -22,7 +22,7 @@ _OWN_LAYOUT = frozenset(
     cat.default stack.default embedding.default slice_backward.default select_backward.default tril.default triu.default
     flip.default copy.default clone.default _to_copy.default nll_loss_backward.default mse_loss_backward.default
     conj_physical.default positive.default mvlgamma.default ldexp.Tensor hardtanh.default relu6.default deg2rad.default
-    rad2deg.default nan_to_num.default pow.Scalar float_power.Tensor_Tensor float_power.Scalar float_power.Tensor_Scalar
+    rad2deg.default nan_to_num.default float_power.Tensor_Tensor float_power.Scalar float_power.Tensor_Scalar
     rrelu.default mse_loss.default smooth_l1_loss.default huber_loss.default
     """.split()
 )
@@ -42,11 +42,33 @@ def foretold(node: Node, t: torch.Tensor) -> Ints | None:
         return None
     if not all(isinstance(n, int) for x in (*operands, t) for n in (*x.shape, *x.stride())):
         return None
-    if name.startswith("masked_fill."):  # ATen fills a contiguous copy
+    if name.startswith("masked_fill.") or name == "pow.Scalar":  # ATen fills a contiguous copy, or result
         return dense(t.shape, range(t.dim()))
     if name == "threshold_backward.default":  # ATen hands the gradient over second
         operands.reverse()
     return pointwise_strides(operands, t.shape, "calar" in name and name not in _UNWRAPPED)
+
+
+_NORMALISED = {
+    "_native_batch_norm_legit_functional.default": 0, "_native_batch_norm_legit.default": 0,
+    "_native_batch_norm_legit.no_stats": 0, "_native_batch_norm_legit_no_training.default": 0, "native_batch_norm.default": 0,
+    "native_batch_norm_backward.default": 1,
+}  # fmt: skip
+"""Batch norms, and the operand like which ATen lays out their first result: channels-last, or contiguous."""
+
+
+def foretold_first(node: Node, t: torch.Tensor) -> Ints | None:
+    """Strides that ATen will give the first of several results, None where the fake ones are all there is to go by."""
+    place = _NORMALISED.get(name_of(node))
+    if place is None:
+        return None
+    x = tensor(operand(node, place))
+    if x.layout != torch.strided or not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
+        return None
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
+        return dense(t.shape, range(t.dim()))
+    return dense(t.shape, (0, *range(2, t.dim()), 1))
 
 
 def is_pointwise(target: object) -> bool:

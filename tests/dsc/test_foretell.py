@@ -166,3 +166,37 @@ def test_gradients_too() -> None:
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)
         assert a.stride() == b.stride()
+
+
+def steps(t: Tensor) -> list[int]:
+    """Strides of dimensions longer than 1."""
+    return [s for s, n in zip(t.stride(), t.shape) if n > 1]
+
+
+LAID_OUT = {
+    "matrix, transposed": lambda: torch.randn(3, 5).t(),
+    "rows last": lambda: torch.randn(4, 3, 5).permute(1, 0, 2),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "images, turned": lambda: torch.randn(4, 2, 5, 3).permute(1, 3, 0, 2),
+    "contiguous": lambda: torch.randn(2, 3, 4, 5),
+    "one channel": lambda: torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("layout", list(LAID_OUT))
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_and_what_follows_are_laid_out_as_in_eager(layout: str, training: bool) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.nn.functional.batch_norm(x, x.new_zeros(x.shape[1]), x.new_ones(x.shape[1]), training=training)
+        return y, y != 1, y.exp() + 1, (y * 2).flatten(1)
+
+    x = LAID_OUT[layout]().requires_grad_()
+    torch.compiler.reset()
+    want, got = fn(x), torch.compile(fn, backend="dsc", options={"cache": False})(x)
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(b, a)
+        assert steps(b) == steps(a)
+    (g,) = torch.autograd.grad(want[2].sum(), x, retain_graph=True)
+    (h,) = torch.autograd.grad(got[2].sum(), x, retain_graph=True)
+    torch.testing.assert_close(h, g)
+    assert steps(h) == steps(g)

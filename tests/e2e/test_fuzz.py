@@ -215,6 +215,15 @@ def test_cancellation_widens_the_room() -> None:
     assert room(replace(p, lines=(Line("{0} * 1", (0,)),)), 2e-5) is not None
 
 
+def test_a_line_that_names_a_value_twice_reads_it_once() -> None:
+    """Two roundings of one value would make ``x == x`` false, and send its gradient elsewhere."""
+    line = Line("torch.where({0}.detach() == {0}.detach(), {1}, {0})", (0, 1))
+    p = Program((Input("float32", (40,), seed=1), Input("float32", (), seed=2, grad=True)), (line,))
+    state = torch.get_rng_state()
+    moved = [run.gradients[0] for run in sampled(p, state, 8, 0, False)]
+    assert all(g is not None and g.abs() > 0 for g in moved)
+
+
 CANCELS = ("torch.softmax({0}, 0)", "F.log_softmax({0}, 0)", "F.layer_norm({0}, {0}.shape)")
 
 

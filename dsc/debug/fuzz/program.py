@@ -135,11 +135,15 @@ class Program:
         words = [f"x{i}" if i < count else f"v{i - count}" for i in range(self.size)]
         body = []
         for i, line in enumerate(self.lines, count):
-            read = noisy.get(i, "{0}") if noisy else "{0}"
             text = re.sub(r"torch\.(bfloat16|float16|float32)", "torch.float64", line.text) if exact else line.text
-            body.append(f"{words[i]} = {text.format(*(read.format(words[o], o) for o in line.operands))}")
-        read = noisy.get(self.size, "{0}") if noisy else "{0}"
-        ends = [read.format(words[i], i) for i in (self.returned if results is None else results)]
+            operands = [words[o] for o in line.operands]
+            if noisy and i in noisy:  # once a line, however often its text names the operand
+                read = {o: f"r{o}" for o in line.operands}
+                body += [f"{name} = {noisy[i].format(words[o], o)}" for o, name in read.items()]
+                operands = [read[o] for o in line.operands]
+            body.append(f"{words[i]} = {text.format(*operands)}")
+        last = noisy.get(self.size, "{0}") if noisy else "{0}"
+        ends = [last.format(words[i], i) for i in (self.returned if results is None else results)]
         body.append(f"return {', '.join(ends)}," if ends else "return ()")
         return f"def {name}({', '.join(words[:count])}):\n    " + "\n    ".join(body) + "\n"
 

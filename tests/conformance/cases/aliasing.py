@@ -136,6 +136,19 @@ def idle_dropout() -> Case:
     return Case(fn, [(torch.arange(4.0),)])
 
 
+def views_of_a_value_written_beside_gradients() -> Case:
+    """AOTAutograd traces such views anew, behind the backward: they are the forward's all the same."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        z = torch.kron(y, torch.ones(2))
+        w = F.silu(z, inplace=True)
+        a = (y * 2).view(1, 1)
+        b = a.mul_(3)
+        return torch.minimum(x, y), w, z.view(-1, 1), z[1:], a.view(1), b
+
+    return Case(fn, [(randn(4, 4).requires_grad_(), torch.tensor(0.3))], grad=True)
+
+
 CASES = (
     views_and_detached_alias_outputs,
     equal_outputs_do_not_share,
@@ -148,4 +161,5 @@ CASES = (
     dtype_views,
     detach_of_input_written_later,
     idle_dropout,
+    views_of_a_value_written_beside_gradients,
 )
