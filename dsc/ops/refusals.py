@@ -127,7 +127,15 @@ def _embedding(node: Node) -> str | None:
 def _copy_dtype(node: Node) -> str | None:
     if node.kwargs.get("layout") not in (None, torch.strided):
         return "layout change"
-    source, target = tensor(operand(node, 0)), tensor(node)
+    return _cast(tensor(operand(node, 0)), tensor(node))
+
+
+def _copy_into(node: Node) -> str | None:
+    source = node.args[1]
+    return _cast(tensor(source), tensor(node)) if isinstance(source, Node) else None
+
+
+def _cast(source: torch.Tensor, target: torch.Tensor) -> str | None:
     if source.device != target.device:
         return "moves between devices"
     if source.dtype.is_floating_point and target.dtype in (
@@ -256,6 +264,7 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     "native_batch_norm_backward.default": _batch_norm_backward,
     "embedding.default": _embedding,
     "_to_copy.default": _copy_dtype,
+    "copy.default": _copy_into,
     "masked_fill.Tensor": _masked_fill,
     "sum.default": _reduction_dtype,
     "sum.dim_IntList": _reduction_dtype,

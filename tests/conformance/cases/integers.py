@@ -171,6 +171,20 @@ def mixed_integer_and_float() -> Case:
     return Case(fn, [(SMALL, SMALL > 0, SMALL.float() / 3, torch.tensor(1.5, dtype=torch.float64))])
 
 
+def floats_out_of_range_into_integers() -> Case:
+    """Casts of numbers that an integer cannot hold, by ``to`` and by writes: whatever ATen makes of them."""
+
+    def fn(i: Tensor, j: Tensor, x: Tensor) -> Any:
+        big = x * 3e10
+        a = i.copy_(big.sum())
+        b = j.mT.copy_(big)
+        return a, b, big.to(torch.int16), big[:, 0].to(torch.int64)
+
+    x = torch.tensor([[1.0, float("nan"), -1.0], [float("inf"), 2.0, 0.5]])
+    blank = torch.zeros(2, 3, dtype=torch.int32)
+    return Case(fn, [(blank, blank.t().contiguous(), x), (blank + 1, blank.t() + 1, x.clamp(-1, 1).nan_to_num())])
+
+
 CASES = (
     uint8_wraparound,
     int32_wrap_before_widen,
@@ -184,4 +198,5 @@ CASES = (
     sums_and_products,
     powers,
     mixed_integer_and_float,
+    floats_out_of_range_into_integers,
 )
