@@ -21,7 +21,6 @@ from dsc.passes.linears import packet
 from dsc.passes.sparse_attention import read_beyond
 from dsc.passes.triton_missing import without_triton
 from dsc.target import Target
-from dsc.torch_shim import detect_fake_mode
 
 FUSED = {
     "_scaled_dot_product_flash_attention": "flash",
@@ -60,7 +59,7 @@ class Attention(Pass):
             return Report(False)
         if (missing := without_triton()) is not None:
             return Report(False, (missing,))
-        rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
+        rw = Rewriter.of(gm)
         remarks: list[Remark] = []
         gone: set[Node] = set()
         for node in list(gm.graph.nodes):

@@ -38,8 +38,7 @@ class Canonicalize(Pass):
     runs_on: ClassVar[Literal["joint", "graph", "both"]] = "both"
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
-        rewriter = Rewriter(gm, mode)
+        rewriter = Rewriter.of(gm)
         remarks: list[Remark] = []
         for node in list(gm.graph.nodes):
             rule = RULES.get(ops.name_of(node)) if node.op == "call_function" else None
@@ -61,6 +60,11 @@ class Rewriter:
     """Results of the graph -> what is to be given out instead."""
     emptied: list[Node] = field(default_factory=list)
     """Nodes whose items are among them."""
+
+    @classmethod
+    def of(cls, gm: GraphModule) -> Rewriter:
+        """One in the fake mode of the graph's values."""
+        return cls(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
 
     def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A new node; its fake value is computed."""

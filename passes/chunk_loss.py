@@ -15,7 +15,7 @@ from dsc.manager import Pass, Remark, Report
 from dsc.passes.canonicalize import Rewriter
 from dsc.steps import view_chain
 from dsc.target import Target
-from dsc.torch_shim import detect_fake_mode, optimization_hint
+from dsc.torch_shim import optimization_hint
 
 aten = torch.ops.aten
 HALF = (torch.bfloat16,)
@@ -47,7 +47,7 @@ class ChunkLoss(Pass):
     """Fewest rows of a chunk on a GPU, whose products would be slow."""
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
+        rw = Rewriter.of(gm)
         remarks = []
         order = {n: i for i, n in enumerate(gm.graph.nodes)}
         for node in list(gm.graph.nodes):

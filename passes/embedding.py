@@ -16,7 +16,7 @@ from dsc.passes.canonicalize import Rewriter, drop_dead
 from dsc.passes.triton_missing import without_triton
 from dsc.products import FORMATS
 from dsc.target import Target
-from dsc.torch_shim import detect_fake_mode, optimization_hint
+from dsc.torch_shim import optimization_hint
 
 BACKWARD = "embedding_dense_backward.default"
 BY_FEATURE = 3072
@@ -46,7 +46,7 @@ class Embedding(Pass):
     gain: float = 1.1
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
+        rw = Rewriter.of(gm)
         found = [n for n in gm.graph.nodes if n.op == "call_function" and ops.name_of(n) == BACKWARD]
         if found and target.kind == "cuda" and (missing := without_triton()) is not None:
             return Report(False, (missing,))

@@ -15,7 +15,7 @@ from dsc.passes.canonicalize import Rewriter
 from dsc.passes.gemm_model import TEMPLATE
 from dsc.passes.triton_missing import without_triton
 from dsc.target import Target
-from dsc.torch_shim import detect_fake_mode, optimization_hint
+from dsc.torch_shim import optimization_hint
 
 GROUPED = "_grouped_mm.default"
 WAIT = 20e-6
@@ -47,7 +47,7 @@ class Grouped(Pass):
             return Report(False)
         if (missing := without_triton()) is not None:
             return Report(False, (missing,))
-        rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
+        rw = Rewriter.of(gm)
         found = [n for n in gm.graph.nodes if n.op == "call_function" and ops.name_of(n) == GROUPED]
         remarks = tuple(self.decide(rw, n, target) for n in found)
         return Report(any(r.verdict == "did" for r in remarks), remarks)

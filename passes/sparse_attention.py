@@ -15,7 +15,6 @@ from dsc.manager import Pass, Remark, Report
 from dsc.passes.canonicalize import Rewriter
 from dsc.passes.linears import packet
 from dsc.target import Target
-from dsc.torch_shim import detect_fake_mode
 
 aten = torch.ops.aten
 FORWARD = frozenset(
@@ -65,7 +64,7 @@ class SparseAttention(Pass):
         return -(-self.window // self.block), -(-self.sink // self.block), self.top_k
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw = Rewriter(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
+        rw = Rewriter.of(gm)
         remarks = []
         for node in [n for n in gm.graph.nodes if packet(n) in FORWARD]:
             if (why := self.refuses(node)) is not None:

@@ -18,7 +18,7 @@ from dsc.passes.linears import PRODUCTS, Linear
 from dsc.passes.sparsify_cost import Times
 from dsc.runtime.state import State
 from dsc.target import Target
-from dsc.torch_shim import detect_fake_mode, unset_fake_temporarily
+from dsc.torch_shim import unset_fake_temporarily
 
 if TYPE_CHECKING:
     from dsc.passes.sparsify import Sparsify
@@ -40,8 +40,7 @@ def form(p: Sparsify) -> list[int]:
 
 def apply(gm: GraphModule, p: Sparsify, chosen: Sequence[tuple[Linear, Times]], target: Target) -> float:
     """Rewrite the layers; the operations of products that have a sparse operand now."""
-    mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
-    rw = Rewriter(gm, mode)
+    rw = Rewriter.of(gm)
     first = min((n for x, _ in chosen for n in x.weight.users), key=list(gm.graph.nodes).index)
     shared = _shared(rw, p, first, training=any(x.gradient is not None for x, _ in chosen))
     return sum(_Layer(rw, p, x, how.kernel, target, shared).rewrite() for x, how in chosen)

@@ -95,35 +95,16 @@ def fewest(
 
 def waits(steps: Sequence[Step], placed: Sequence[Placed], rate: float) -> dict[str, float]:
     """Item -> seconds for which the computation waits for its copies; those without a wait are left out."""
-    leaves: dict[int, list[Placed]] = {}
-    lands: dict[int, list[Placed]] = {}
-    starts: dict[int, list[Placed]] = {}
-    wanted: dict[int, list[Placed]] = {}
+    ahead: list[list[Event]] = [[] for _ in steps]
+    behind: list[list[Event]] = [[] for _ in steps]
     for p in placed:
-        for table, at in ((leaves, p.item.born), (lands, p.lands), (starts, p.fetched), (wanted, p.item.wanted)):
-            table.setdefault(at, []).append(p)
-    out: dict[str, float] = {}
-    gone: dict[str, float] = {}
-    back: dict[str, float] = {}
-    now = out_free = in_free = 0.0
-
-    def wait(p: Placed, until: float) -> None:
-        nonlocal now
-        if until > now:
-            out[p.item.name] = out.get(p.item.name, 0.0) + until - now
-            now = until
-
-    for t, step in enumerate(steps):
-        for p in starts.get(t, ()):
-            in_free = back[p.item.name] = max(in_free, now) + p.item.nbytes / rate
-        for p in wanted.get(t, ()):
-            wait(p, back[p.item.name])
-        now += step.seconds
-        for p in leaves.get(t, ()):
-            out_free = gone[p.item.name] = max(out_free, now) + p.item.nbytes / rate
-        for p in lands.get(t, ()):
-            wait(p, gone[p.item.name])
-    return out
+        ahead[p.fetched].append(Event("in", 0.0, p.item.name, p.item.nbytes))
+        behind[p.item.born].append(Event("out", 0.0, p.item.name, p.item.nbytes))
+    for p in placed:
+        ahead[p.item.wanted].append(Event("in done", 0.0, p.item.name))
+        behind[p.lands].append(Event("out done", 0.0, p.item.name))
+    events = [e for a, s, b in zip(ahead, steps, behind) for e in (*a, Event("run", s.seconds), *b)]
+    return _simulated(events, rate)[1]
 
 
 def place(
@@ -183,16 +164,25 @@ class Event:
 
 def elapsed(events: Sequence[Event], rate: float) -> float:
     """Seconds until the last event is over, with copies beside the computation and waits where it needs them."""
+    return _simulated(events, rate)[0]
+
+
+def _simulated(events: Sequence[Event], rate: float) -> tuple[float, dict[str, float]]:
+    """Seconds until the last event is over, and those for which the computation waits, by the key of the copy."""
     now = 0.0
     free = {"out": 0.0, "in": 0.0}
     done: dict[tuple[str, str], float] = {}
+    waited: dict[str, float] = {}
     for e in events:
         match e.kind:
             case "out" | "in":
                 free[e.kind] = max(free[e.kind], now) + e.nbytes / rate
                 done[e.kind, e.key] = free[e.kind]
             case "out done" | "in done":
-                now = max(now, done[e.kind.removesuffix(" done"), e.key])
+                until = done[e.kind.removesuffix(" done"), e.key]
+                if until > now:
+                    waited[e.key] = waited.get(e.key, 0.0) + until - now
+                    now = until
             case _:
                 now += e.seconds
-    return now
+    return now, waited

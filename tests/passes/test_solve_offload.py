@@ -26,6 +26,17 @@ def alive(steps: list[Step], placed: tuple[Placed, ...]) -> list[int]:
     return now
 
 
+def in_order(steps: list[Step], placed: tuple[Placed, ...]) -> list[Event]:
+    events: list[Event] = []
+    for t, s in enumerate(steps):
+        events += [Event("in", 0, p.item.name, p.item.nbytes) for p in placed if p.fetched == t]
+        events += [Event("in done", 0, p.item.name) for p in placed if p.item.wanted == t]
+        events.append(Event("run", s.seconds))
+        events += [Event("out", 0, p.item.name, p.item.nbytes) for p in placed if p.item.born == t]
+        events += [Event("out done", 0, p.item.name) for p in placed if p.lands == t]
+    return events
+
+
 @pytest.mark.parametrize(("budget", "count"), [(60, 0), (50, 1), (40, 2), (30, 3)])
 def test_the_first_ones_made_go_and_no_more_than_needed(budget: int, count: int) -> None:
     found = choose(step(), FORWARD, ITEMS, budget, 20.0)
@@ -51,13 +62,7 @@ def test_plans_fit_and_cost_no_more_than_copies_in_a_row(seconds: list[float], r
     if placed is None:
         return
     assert max(alive(steps, placed)) <= budget
-    events: list[Event] = []
-    for t, s in enumerate(steps):
-        events += [Event("in", 0, p.item.name, 10) for p in placed if p.fetched == t]
-        events += [Event("in done", 0, p.item.name) for p in placed if p.item.wanted == t]
-        events.append(Event("run", s.seconds))
-        events += [Event("out", 0, p.item.name, 10) for p in placed if p.item.born == t]
-        events += [Event("out done", 0, p.item.name) for p in placed if p.lands == t]
+    events = in_order(steps, placed)
     took = elapsed(events, rate)
     assert sum(seconds) - 1e-9 <= took <= sum(seconds) + 8 * 10 / rate + 1e-9
 
@@ -92,13 +97,7 @@ def test_waits_are_what_the_step_takes_longer(
     placed = fewest(steps, FORWARD, items, int(max(s.alive for s in steps) * share), rate)
     if placed is None:
         return
-    events: list[Event] = []
-    for t, s in enumerate(steps):
-        events += [Event("in", 0, p.item.name, p.item.nbytes) for p in placed if p.fetched == t]
-        events += [Event("in done", 0, p.item.name) for p in placed if p.item.wanted == t]
-        events.append(Event("run", s.seconds))
-        events += [Event("out", 0, p.item.name, p.item.nbytes) for p in placed if p.item.born == t]
-        events += [Event("out done", 0, p.item.name) for p in placed if p.lands == t]
+    events = in_order(steps, placed)
     longer = elapsed(events, rate) - sum(seconds)
     assert sum(waits(steps, placed, rate).values()) == pytest.approx(longer, abs=1e-9)
 
