@@ -21,18 +21,18 @@ TILE = 32768
 """The most elements of a tile that are tried."""
 
 
-def alternatives(kernel: Kernel, default: Schedule, capability: tuple[int, int] | None = None) -> tuple[Schedule, ...]:
+def alternatives(kernel: Kernel, default: Schedule, target: Target | None = None) -> tuple[Schedule, ...]:
     """The default first, then at most five neighbours of it: twice and half the warps, the tile, and both.
 
     1. A reduction that fits a tile also loops over half of it; one that loops takes longer and shorter steps.
     2. A kernel that walks rows (``programs``) keeps its programs and whole rows: other launches depend on them.
     3. Kernels whose sizes are not known yet have the default alone.
-    4. Of a GPU of some ``capability``, what only it can do.  Products have tiles of their own (``dsc.codegen.product_schedules``).
+    4. For a ``target``, what its GPU can do.  Products have tiles of their own (``dsc.codegen.product_schedules``).
     """
     if kernel.sizes:
         return (default,)
     if default.KB:
-        return product_schedules.schedules(kernel, default, capability)
+        return product_schedules.schedules(kernel, default, target)
     d, n = default, nest(kernel)
     twice, half = d.num_warps * 2, d.num_warps // 2
     moves = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dsc import gemm_tiles
 from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import NBYTES, Kernel, product
-from dsc.codegen.roofline import CACHE
+from dsc.codegen.roofline import CACHE, LATENCY, START
 from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton import emit
 from dsc.codegen.triton_nest import cuttable, evaluate, extent, longest, nest, rows_computed, with_tile
@@ -16,13 +16,17 @@ from dsc.target import Target
 
 CUT = 2
 """Schedules with a contraction in parts that are tried."""
+FULL = 8
+"""Warps that keep the matrix units of a multiprocessor busy."""
+LARGE = Schedule(128, 256, 8, 3, KB=64)
+"""The tile of persistent kernels in 16 bits that loads the least for each product."""
 
 
-def schedules(kernel: Kernel, default: Schedule, capability: tuple[int, int] | None = None) -> tuple[Schedule, ...]:
+def schedules(kernel: Kernel, default: Schedule, target: Target | None = None) -> tuple[Schedule, ...]:
     """The default first, then the other tiles of the list, then those whose contraction is cut, where tiles are few.
 
-    Then, from sm_90 on, the default with its operands loaded by descriptors, where it has enough tiles: the model does not
-    tell them apart, so that only a measurement takes them.  Sizes are numbers.
+    For a GPU, where the default has more tiles than there are multiprocessors (``walking``): the same as a persistent
+    kernel, and from sm_90 on both with their operands loaded by descriptors.  Sizes are numbers.
     """
     dot = product(kernel)
     assert dot is not None
@@ -31,16 +35,44 @@ def schedules(kernel: Kernel, default: Schedule, capability: tuple[int, int] | N
     found = [with_tile(t) for t in gemm_tiles.ranked(batch, m, n, form, rows_computed(own))]
     if cuttable(own) and gemm_tiles.tiles(gemm_tiles.best(batch, m, n, form), batch, m, n) < gemm_tiles.SMS:
         found += [with_tile(*x) for x in gemm_tiles.split(batch, m, n, k, form, longest(own))[:CUT]]
+    if target is not None and not default.parts:
+        found += walking(kernel, default, target)
+    return tuple(dict.fromkeys([default, *found]))
+
+
+def walking(kernel: Kernel, default: Schedule, target: Target) -> list[Schedule]:
+    """The default, and a larger tile, as persistent kernels, by descriptors, and both.
+
+    1. A kernel that reduces rows before it multiplies does not walk: its loops cannot be made one.  Nor does one in fp32, of
+       which a multiprocessor holds several programs: it has no matrix unit.
+    2. The tiles of the default are more than the programs, a multiprocessor's worth of eight warps each.
+    3. Descriptors are for sm_90, and operands that they can describe; the model does not tell them from loads, so that only
+       a measurement takes them.  Of the larger tile only they leave room in the registers.
+    """
+    dot = product(kernel)
+    assert dot is not None
+    batch, m, n, _ = sizes(kernel)
+    programs = target.sms * max(1, FULL // default.num_warps)
+    out = []
+    joined = dot.attr != "f32" and not any(v.op == "reduce" for v in kernel.lets)
+    if joined and tiles_of(default, batch, m, n) > programs:
+        out.append(replace(default, programs=programs))
     by_descriptor = replace(default, tma=True)
     if (
-        capability is not None
-        and capability >= (9, 0)
-        and not default.parts
-        and gemm_tiles.tiles(gemm_tiles.best(batch, m, n, form), batch, m, n) >= gemm_tiles.SMS
+        target.capability is not None
+        and target.capability >= (9, 0)
+        and tiles_of(default, batch, m, n) >= target.sms
         and ".make_tensor_descriptor(" in emit(kernel, by_descriptor)
     ):
-        found.append(by_descriptor)
-    return tuple(dict.fromkeys([default, *found]))
+        out += [by_descriptor, *(replace(s, tma=True) for s in out)]
+        large = replace(LARGE, tma=True, programs=target.sms)
+        if joined and tiles_of(large, batch, m, n) > large.programs:
+            out.append(large)
+    return out
+
+
+def tiles_of(s: Schedule, batch: int, m: int, n: int) -> int:
+    return batch * -(-m // s.XB) * -(-n // s.RB)
 
 
 def sizes(kernel: Kernel) -> tuple[int, int, int, int]:
@@ -54,6 +86,9 @@ def seconds(kernel: Kernel, s: Schedule, code: Code, target: Target, moved: int)
     """The slower of arithmetic, at the share of the rate that the tile reaches, and of ``moved`` bytes; rows that are read in
     several passes are read from the second-level cache, by each column of tiles.  A contraction in parts has two launches,
     and its sums go through that cache.
+
+    A program starts, and waits for its first operands, while nothing is multiplied, unless the multiprocessor holds another:
+    once for each wave of programs, or once in all where programs walk the tiles.
     """
     dot = product(kernel)
     assert dot is not None
@@ -67,7 +102,9 @@ def seconds(kernel: Kernel, s: Schedule, code: Code, target: Target, moved: int)
     cache = again * -(-n // s.RB) / (target.bandwidth * CACHE)
     memory = moved / (target.bandwidth * BANDWIDTH_EFFICIENCY)
     launches = LAUNCH_SECONDS[target.kind]
+    waves = -(-gemm_tiles.tiles(tile, batch * max(s.parts, 1), m, n) // target.sms)
+    waits = (1 if s.programs or code.blocks > 1 else waves) * (START + LATENCY)
     if s.parts:
         cache += gemm_tiles.workspace(s.parts, batch, m, n) / (target.bandwidth * CACHE)
         launches *= 2
-    return max(2.0 * batch * m * n * k / rate, memory) + cache + launches
+    return max(2.0 * batch * m * n * k / rate, memory) + cache + waits + launches

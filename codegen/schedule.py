@@ -18,7 +18,8 @@ class Schedule:
     fp_fusion: bool = False
     """Whether the compiler may contract a product and a sum, which the kernel rounds one after the other."""
     programs: int = 0
-    """So many programs walk the rows and keep their sums (see ``triton_columns``); 0: one for each tile."""
+    """So many programs walk the rows and keep their sums (see ``triton_columns``), or the tiles of a product, one after the
+    other (the kernel is persistent: as many as the GPU has multiprocessors); 0: one for each tile."""
     asserts: bool = False
     """Whether a failed check stops the GPU, as in PyTorch's own kernels, instead of setting a flag."""
 
@@ -37,4 +38,5 @@ class Schedule:
             f"{tile}, {self.num_warps} warps"
             + (f", sums in {self.parts} parts" if self.parts else "")
             + (", by descriptors" if self.tma else "")
+            + (f", {self.programs} programs walk the tiles" if self.programs and self.KB else "")
         )

@@ -15,7 +15,7 @@ needs (the moments of a norm) are loops of their own before the main one, as in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,17 +38,30 @@ def body(c: Emitter) -> None:
     n, dot = c.n, product(c.n.kernel)
     assert dot is not None
     a, b = _sides(c)
-    row, column = place(c)
     done: set[str] = set()
     summed = {x.name for x in n.summed}
     kept = [s for s in n.kernel.stores if summed & {str(x) for x in sympy.sympify(s.index).free_symbols}]
     ends = [s for s in n.kernel.stores if s not in kept]
     reached = c.needed(c.named(ends), stop_at={dot.name})
     moments = [v.name for v in n.kernel.lets if v.op == "reduce" and v.name in reached]
+    program = c.start()
+    row, column = c.values.fresh("row"), c.values.fresh("column")
+    corner = (f"{row} * XB", f"{column} * RB")
+    tiles = {} if kept else descriptors(a, b, dot, corner)
+    place(c, program, row, column)
+    a.depth = b.depth = c.depth
+    fixed = _fixed(a, [dot.args[0], *moments], "r") or _fixed(b, [dot.args[1]], "x")
+    walks = bool(c.schedule.programs) and not fixed
+    if not walks:
+        spread(c, "x", corner[0])
+        spread(c, "r", corner[1])
     rows(a, [dot.args[0], *moments], done)
     before(b, dot.args[1], done)
     first = f"({column} == 0)"
-    loop(a, b, c, dot, done, kept, first, (f"{row} * XB", f"{column} * RB"))
+    loop(a, b, c, dot, done, kept, first, tiles, corner if walks else None)
+    if walks:
+        spread(c, "x", corner[0])
+        spread(c, "r", corner[1])
     done.add(dot.name)
     wanted = c.needed(c.named(ends), stop_at=done)
     c.compute(v for v in n.kernel.lets if v.name in wanted)
@@ -79,26 +92,44 @@ def _sides(c: Emitter) -> tuple[Emitter, Emitter]:
     return made[0], made[1]
 
 
-def place(c: Emitter) -> tuple[str, str]:
-    """The tile of a program, and its point of the batch; the names of its row and column of tiles."""
-    n, v, program = c.n, c.values, c.start()
+def place(c: Emitter, program: str, row: str, column: str) -> None:
+    """The tile of a program as ``row`` and ``column`` of tiles, and its point of the batch.
+
+    With ``Schedule.programs`` so many programs walk the tiles: all that follows is in a loop, which Triton makes one with
+    the main loop, so that a tile's first operands are on the way while the tile before is finished and stored.
+    """
+    n, v, s = c.n, c.values, c.schedule
     down, across = (grouped(text((e + t - 1) // t)) if e.is_number else f"({text(e)} + {name} - 1) // {name}"
-                    for e, t, name in ((n.xn, c.schedule.XB, "XB"), (n.rn, c.schedule.RB, "RB")))  # fmt: skip
-    c.w(f"{v.program} = {program}")
+                    for e, t, name in ((n.xn, s.XB, "XB"), (n.rn, s.RB, "RB")))  # fmt: skip
+    number = v.program
+    if s.programs:
+        number = v.fresh("tile") if n.batch else v.program
+        points = [grouped(text(extent(n.batch)))] if n.batch else []
+        every = " * ".join([*points, *(t if t.isdecimal() else f"({t})" for t in (down, across))])
+        c.w(f"for {number} in tl.range({program}, {every}, {s.programs}, flatten=True):")
+        c.depth += 1
+    else:
+        c.w(f"{v.program} = {program}")
     if n.batch:
-        one, stride = f"{v.program} // ({down} * {across})", sympy.S.One
+        one, stride = f"{number} // ({down} * {across})", sympy.S.One
         for i, axis in reversed(list(enumerate(n.batch))):
             e = one if stride == 1 else f"{one} // {grouped(text(stride))}"
             c.w(f"{axis.name} = {e} % {grouped(text(sympy.sympify(axis.extent)))}" if i else f"{axis.name} = {e}")
             stride *= sympy.sympify(axis.extent)
-        c.w(f"{v.program} = {v.program} % ({down} * {across})")
-    row, column = v.fresh("row"), v.fresh("column")
+        c.w(f"{v.program} = {number} % ({down} * {across})")
     c.w(f"{row}, {column} = {v.helper('_tile')}({v.program}, {down}, {across})")
-    c.w(f"{v.x} = {row} * XB + {v.arange('x')}")
-    c.decode("x")
-    c.w(f"{v.r} = {column} * RB + {v.arange('r')}")
-    c.decode("r")
-    return row, column
+
+
+def spread(e: Emitter, side: str, start: str) -> None:
+    """The points of a tile along one side, from ``start`` on, with their axes and mask."""
+    e.w(f"{e.values.x if side == 'x' else e.values.r} = {start} + {e.values.arange(side)}")
+    e.decode(side)
+
+
+def _fixed(e: Emitter, wanted: Iterable[str], along: str) -> bool:
+    """Whether an operand needs something, beside constants, that stays the same ``along`` the contraction."""
+    needed = e.needed(list(wanted))
+    return any(v.name in needed and along not in e.values.sides[v.name] and v.op != "const" for v in e.n.kernel.lets)
 
 
 def rows(a: Emitter, wanted: list[str], done: set[str]) -> None:
@@ -124,14 +155,16 @@ def before(b: Emitter, wanted: str, done: set[str]) -> None:
 
 
 def loop(
-    a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Sequence[Store], first: str, corner: tuple[str, str]
+    a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Sequence[Store], first: str,
+    tiles: Mapping[str, str], corner: tuple[str, str] | None,
 ) -> None:  # fmt: skip
     """The sum of products, as ``dot``.  What is ``kept`` of the rows is stored by the ``first`` of their tiles.
 
-    ``corner``: the first row and column of the tile.
+    ``tiles``: operands that are loaded by descriptors, and how.  ``corner``: the first row and column of the tile, where
+    its rows and columns are written out in the loop: Triton does not see that they lie next to each other if it has to
+    carry them from one step of a joined loop to the next, and would load one element at a time.
     """
     start = a.values.r0
-    tiles = {} if kept else descriptors(a, b, dot, corner)
     c.w(f"{dot.name} = tl.full([XB, RB], 0.0, tl.float32)")
     c.w(f"for {start} in range(0, {text(extent(c.n.summed))}, KB):")
     operands = []
@@ -141,6 +174,9 @@ def loop(
             e.w(f"{name} = {tiles[name].format(k=start)}")
             operands.append(name)
             continue
+        if corner is not None:
+            own = "x" if e is a else "r"
+            spread(e, own, corner[0] if e is a else corner[1])
         e.w(f"{e.values.r if side == 'r' else e.values.x} = {start} + {e.values.arange(side)}")
         e.decode(side)
         mine = kept if e is a else []

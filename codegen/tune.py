@@ -24,7 +24,7 @@ from dsc.errors import CodegenFailed
 from dsc.target import Target
 
 LOG = logging.getLogger("dsc")
-FORMAT = 1
+FORMAT = 2
 """Of kept choices, and of what makes them: raised when either changes."""
 
 Timer = Callable[[Kernel, Schedule], float]
@@ -56,7 +56,7 @@ def tuned(
 
 def fresh(kernel: Kernel, default: Schedule, target: Target, timer: Timer, compile: Compile) -> Choice[Schedule] | None:
     """A measured choice; None where there is nothing to choose from."""
-    found = alternatives(kernel, default, target.capability)
+    found = alternatives(kernel, default, target)
     if len(found) < 2:
         return None
     assert target.capability is not None

@@ -24,7 +24,7 @@ def jobs(kernels: Sequence[Listed], target: Target) -> list[Job]:
     """Every kernel that has several schedules with each of them, for the target."""
     assert target.capability is not None
     major, minor = target.capability
-    found = [(k, alternatives(k.kernel, k.schedule, target.capability)) for k in kernels if k.schedule is not None]
+    found = [(k, alternatives(k.kernel, k.schedule, target)) for k in kernels if k.schedule is not None]
     return [(k, s, 10 * major + minor) for k, schedules in found if len(schedules) > 1 for s in schedules]
 
 

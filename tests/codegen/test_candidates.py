@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from dsc.codegen import tune
 from dsc.codegen.alternatives import alternatives, modelled, traffic, troubled, work
-from dsc.codegen.candidates import Choice, Code, as_data, choose, from_data, measure
+from dsc.codegen.candidates import FEW, Choice, Code, as_data, choose, from_data, measure
 from dsc.codegen.cubin import inspect, instructions
 from dsc.codegen.kernel import Kernel
 from dsc.codegen.roofline import Work, clock, seconds
@@ -84,7 +84,7 @@ def test_measuring_takes_the_fastest_of_the_best() -> None:
             raise RuntimeError("out of memory\nand more")
         return {A: 12e-6, B: 11e-6}[s]
 
-    found = measure(choice, timer)
+    found = measure(choice, timer, few=3)
     assert found.chosen == B
     assert found.how == "measured"
     assert D not in asked
@@ -180,7 +180,7 @@ def test_a_measured_choice_is_kept_for_later_processes(tmp_path: Path) -> None:
     first = tune.tuned([plan(kernel)], H100, tmp_path / "cache", timer, code)
     assert first["layernorm"].chosen.num_warps == 2
     assert first["layernorm"].how == "measured"
-    assert 2 <= len(timed) <= 4
+    assert 2 <= len(timed) <= FEW + 1
     again = tune.tuned([plan(kernel)], H100, tmp_path / "cache", refuse, refuse)  # type: ignore[arg-type]
     assert again == first
     other = tune.tuned([plan(kernel)], find("h200"), tmp_path / "cache", timer, code)
