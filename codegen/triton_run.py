@@ -13,6 +13,7 @@ import linecache
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -121,11 +122,7 @@ def options(schedule: Schedule) -> dict[str, int | bool]:
 
 def interpreted(source: str, name: str) -> Launcher:
     """The kernel for CPU tensors, run by Triton's interpreter."""
-    module = load_source(source)
-    for key, value in list(module.items()):
-        if isinstance(value, (triton.JITFunction, interpreter.InterpretedFunction)):
-            module[key] = interpreter.FunctionRewriter(value.fn).rewrite_ast()
-    fn = module[name]
+    fn = _plain(load_source(source), {})[name]
 
     def run(programs: int, arguments: Sequence[object], constants: Mapping[str, int], schedule: Schedule) -> None:
         with _interpreting(fn):
@@ -136,6 +133,24 @@ def interpreted(source: str, name: str) -> Launcher:
                 fn(*values, **constants)
 
     return run
+
+
+def _plain(module: dict[str, Any], done: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The names of a file with its kernels as plain Python, and with those of other files that they call."""
+    if id(module) in done:
+        return done[id(module)]
+    names = done[id(module)] = dict(module)
+    for key, value in module.items():
+        if not isinstance(value, (triton.JITFunction, interpreter.InterpretedFunction)):
+            continue
+        fn = value.fn
+        if fn.__globals__ is not module:
+            names[key] = _plain(fn.__globals__, done)[fn.__name__]
+            continue
+        copy = FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__, fn.__closure__)
+        copy.__module__, copy.__qualname__ = fn.__module__, fn.__qualname__
+        names[key] = interpreter.FunctionRewriter(copy).rewrite_ast()
+    return names
 
 
 def load_source(source: str) -> dict[str, Any]:

@@ -64,3 +64,13 @@ def masked(scores, bias, row, rows, rs, column, columns, cs, MASK: tl.constexpr)
     else:
         scores += given.to(tl.float32) * LOG2E
     return scores
+
+
+@triton.jit
+def banded(allowed, last, j, span, UPPER: tl.constexpr, LOWER: tl.constexpr):
+    """Of the places ``allowed``, those of keys j up to the ``last`` that a query sees, and no more than ``span`` before it."""
+    if UPPER:
+        allowed = allowed & (j <= last)
+    if LOWER:
+        allowed = allowed & (j >= last - span)
+    return allowed

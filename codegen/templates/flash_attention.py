@@ -10,18 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import LOG2E, larger, masked, part, total
+from dsc.codegen.templates.attention_tiles import LOG2E, banded, larger, masked, part, total
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def walk(
-    queries, keys, values, bias, kept, i, d, top, sum_, acc, start, stop, rows, columns, steep, grow, kt, vt, mt, ms, dt,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    queries, keys, values, bias, kept, i, last, span, d, top, sum_, acc, start, stop, rows, columns, steep, grow, kt, vt,
+    mt, ms, dt, UPPER: tl.constexpr, LOWER: tl.constexpr, BLIND: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    EDGE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The keys from ``start`` to ``stop``; with ``EDGE`` some of them are not seen by all rows."""
+    """The keys from ``start`` to ``stop``; with ``EDGE`` some of them are not seen by all rows, with ``BLIND`` by none."""
     for first in range(start, stop, N):
         j = first + tl.arange(0, N)
         some = part(keys, j, columns, kt, d, WIDTH, D, EDGE)
@@ -29,15 +29,13 @@ def walk(
         if MASK != "none":
             scores = masked(scores, bias, i, rows, mt, j, columns, ms, MASK)
         if EDGE:
-            allowed = j[None, :] < columns
-            if CAUSAL:
-                allowed = allowed & (j[None, :] <= i[:, None])
+            allowed = banded(j[None, :] < columns, last[:, None], j[None, :], span, UPPER, LOWER)
             scores = tl.where(allowed, scores, float("-inf"))
         new = tl.maximum(top, tl.reduce(scores, 1, larger))
-        if MASK == "none":
-            shift = new
-        else:
+        if BLIND:
             shift = tl.where(new == float("-inf"), 0.0, new)
+        else:
+            shift = new
         weights = tl.exp2(scores - shift[:, None])
         shrink = tl.exp2(top - shift)
         sum_ = sum_ * shrink + tl.reduce(weights, 1, total)
@@ -82,13 +80,13 @@ def forward(
         whole = tl.minimum(columns, block * M) // N * N
     steep = scale * LOG2E
     top, sum_, acc = walk(
-        queries, keys, values, bias, kept, i, d, top, sum_, acc, 0, whole, rows, columns, steep, grow, kt, vt, mt, ms, dt,
-        CAUSAL, MASK, DROP, False, N, D, WIDTH, PRECISION,
+        queries, keys, values, bias, kept, i, i, 0, d, top, sum_, acc, 0, whole, rows, columns, steep, grow, kt, vt,
+        mt, ms, dt, CAUSAL, False, MASK != "none", MASK, DROP, False, N, D, WIDTH, PRECISION,
     )  # fmt: skip
     if CAUSAL or RAGGED:
         top, sum_, acc = walk(
-            queries, keys, values, bias, kept, i, d, top, sum_, acc, whole, stop, rows, columns, steep, grow, kt, vt, mt,
-            ms, dt, CAUSAL, MASK, DROP, True, N, D, WIDTH, PRECISION,
+            queries, keys, values, bias, kept, i, i, 0, d, top, sum_, acc, whole, stop, rows, columns, steep, grow, kt, vt,
+            mt, ms, dt, CAUSAL, False, MASK != "none", MASK, DROP, True, N, D, WIDTH, PRECISION,
         )  # fmt: skip
     found = (top + tl.log2(sum_)) * LN2
     if SAFE:

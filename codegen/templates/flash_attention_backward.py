@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import LOG2E, masked, part, total
+from dsc.codegen.templates.attention_tiles import LOG2E, banded, masked, part, total
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def products(
     count = (rows + M - 1) // M
     program = tl.program_id(0)
     head, batch = program // count % heads, (program // count // heads).to(tl.int64)
-    i = program % count * M + tl.arange(0, M)
+    i = (program % count * M + tl.arange(0, M)).to(tl.int64)  # all sequences of a batch may be one
     d = tl.arange(0, D)
     given = part(grad + batch * gb + head * gh, i, rows, gt, d, WIDTH, D, True).to(tl.float32)
     made = part(out + batch * ob + head * oh, i, rows, ot, d, WIDTH, D, True).to(tl.float32)
@@ -38,19 +38,24 @@ def weights_of(scores, sum_, bias, row, rows, rs, column, columns, cs, MASK: tl.
 
 @triton.jit
 def readers(
-    keys, values, q, grad, sums, inner, bias, kept, j, d, acc_k, acc_v, start, rows, columns, steep, grow, qt, gt, mt,
-    ms, dt, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, M: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    keys, values, q, grad, sums, inner, bias, kept, j, d, acc_k, acc_v, start, stop, shift, span, rows, columns, steep,
+    grow, qt, gt, mt, ms, dt, UPPER: tl.constexpr, LOWER: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    EDGE: tl.constexpr, M: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """What the queries from ``start`` on of one head give; all tiles stand turned, [keys, queries]."""
-    for first in range(start, rows, M):
+    """What the queries from ``start`` to ``stop`` of one head give; all tiles stand turned, [keys, queries].
+
+    The last key that query i sees is ``i + shift``.
+    """
+    for first in range(start, stop, M):
         i = first + tl.arange(0, M)
         queries = part(q, i, rows, qt, d, WIDTH, D, EDGE)
         sum_ = tl.load(sums + i, mask=i < rows, other=float("inf")) * LOG2E  # rows beyond the end weigh nothing
         scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * steep
         weights = weights_of(scores, sum_[None, :], bias, j, columns, ms, i, rows, mt, MASK)
-        if EDGE and CAUSAL:
-            weights = tl.where(j[:, None] <= i[None, :], weights, 0.0)
+        if EDGE and UPPER:
+            last = i[None, :] + shift
+            weights = tl.where(banded(j[:, None] <= last, last, j[:, None], span, False, LOWER), weights, 0.0)
         given = part(grad, i, rows, gt, d, WIDTH, D, EDGE)
         if DROP:
             inside = (i[None, :] < rows) & (j[:, None] < columns)
@@ -97,8 +102,9 @@ def backward_keys(
         queries, given = q + batch * qb + head * qh, grad + batch * gb + head * gh
         bias, kept = mask + batch * mb + head * mh, keep + batch * db + head * dh
         acc_k, acc_v = readers(
-            keys, values, queries, given, sums + line, inner + line, bias, kept, j, d, acc_k, acc_v, start, rows, columns,
-            steep, grow, qt, gt, mt, ms, dt, CAUSAL, MASK, DROP, CAUSAL or RAGGED, M, D, WIDTH, PRECISION, KEYS, VALUES,
+            keys, values, queries, given, sums + line, inner + line, bias, kept, j, d, acc_k, acc_v, start, rows, 0, 0,
+            rows, columns, steep, grow, qt, gt, mt, ms, dt, CAUSAL, False, MASK, DROP, CAUSAL or RAGGED, M, D, WIDTH,
+            PRECISION, KEYS, VALUES,
         )  # fmt: skip
     stored = (j < columns)[:, None] & (d[None, :] < WIDTH)
     if KEYS:
@@ -111,9 +117,9 @@ def backward_keys(
 
 @triton.jit
 def looked_at(
-    queries, given, sum_, product, keys, values, bias, kept, i, d, acc, start, stop, rows, columns, steep, grow, kt, vt,
-    mt, ms, dt, CAUSAL: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, N: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    queries, given, sum_, product, keys, values, bias, kept, i, last, span, d, acc, start, stop, rows, columns, steep,
+    grow, kt, vt, mt, ms, dt, UPPER: tl.constexpr, LOWER: tl.constexpr, MASK: tl.constexpr, DROP: tl.constexpr,
+    EDGE: tl.constexpr, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the keys from ``start`` to ``stop`` give to a tile of queries."""
     for first in range(start, stop, N):
@@ -122,9 +128,7 @@ def looked_at(
         scores = tl.dot(queries, tl.trans(some), input_precision=PRECISION) * steep
         weights = weights_of(scores, sum_[:, None], bias, i, rows, mt, j, columns, ms, MASK)
         if EDGE:
-            allowed = j[None, :] < columns
-            if CAUSAL:
-                allowed = allowed & (j[None, :] <= i[:, None])
+            allowed = banded(j[None, :] < columns, last[:, None], j[None, :], span, UPPER, LOWER)
             weights = tl.where(allowed, weights, 0.0)
         worth = tl.dot(given, tl.trans(part(values, j, columns, vt, d, WIDTH, D, EDGE)), input_precision=PRECISION)
         if DROP:
@@ -165,13 +169,13 @@ def backward_queries(
         whole = tl.minimum(columns, block * M) // N * N
     steep = scale * LOG2E
     acc = looked_at(
-        queries, given, sum_, product, keys, values, bias, kept, i, d, acc, 0, whole, rows, columns, steep, grow, kt, vt,
-        mt, ms, dt, CAUSAL, MASK, DROP, False, N, D, WIDTH, PRECISION,
+        queries, given, sum_, product, keys, values, bias, kept, i, i, 0, d, acc, 0, whole, rows, columns, steep, grow, kt,
+        vt, mt, ms, dt, CAUSAL, False, MASK, DROP, False, N, D, WIDTH, PRECISION,
     )  # fmt: skip
     if CAUSAL or RAGGED:
         acc = looked_at(
-            queries, given, sum_, product, keys, values, bias, kept, i, d, acc, whole, stop, rows, columns, steep, grow,
-            kt, vt, mt, ms, dt, CAUSAL, MASK, DROP, True, N, D, WIDTH, PRECISION,
+            queries, given, sum_, product, keys, values, bias, kept, i, i, 0, d, acc, whole, stop, rows, columns, steep,
+            grow, kt, vt, mt, ms, dt, CAUSAL, False, MASK, DROP, True, N, D, WIDTH, PRECISION,
         )  # fmt: skip
     at = dq + batch * ob + head * oh + i[:, None] * ot + d[None, :]
     tl.store(at, (acc * scale).to(dq.dtype.element_ty), mask=(i < rows)[:, None] & (d[None, :] < WIDTH))
