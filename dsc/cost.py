@@ -251,7 +251,7 @@ def _attention_flops(node: Node) -> float:
         keys = _hint(k.shape[0]) / max(_hint(ops.tensor(ends).shape[0]) - 1, 1)
     pairs = _numel(q) / max(_hint(q.shape[-1]), 1) * keys
     widths = _hint(q.shape[-1]) + _hint(v.shape[-1])
-    causal = given.get("is_causal", given.get("causal")) is True
+    causal = given.get("is_causal", given.get("causal")) is True or given.get("right") == 0
     if "backward" in _packet(node):
         return pairs * (3 * 2.0 * _hint(q.shape[-1]) + 2 * 2.0 * _hint(v.shape[-1])) / (2 if causal else 1)
     return 2.0 * pairs * widths / (2 if causal else 1)

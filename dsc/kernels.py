@@ -125,6 +125,7 @@ def register() -> None:
             grouped_ops,
             precision_ops,
             sparse_ops,
+            varlen_ops,
         )
     except ModuleNotFoundError as why:
         raise errors.TritonMissing(str(why.name)) from why

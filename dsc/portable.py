@@ -21,8 +21,21 @@ CONSTANTS = 1 << 20
 """Bytes of constants up to which a program is worth keeping."""
 
 
-MOVES = ("offload", "offloaded", "fetch", "fetched")
-"""Operators of plans for memory, which are registered where they are first wanted."""
+HOMES = {
+    "dsc.runtime.offload": ("offload", "offloaded", "fetch", "fetched"),
+    "dsc.narrow": ("narrow8", "widen8"),
+    "dsc.sdpa": ("sdpa", "sdpa_backward"),
+    "dsc.flash_attention": ("flash_attention", "flash_attention_backward"),
+    "dsc.varlen_attention": ("varlen_attention", "varlen_attention_backward"),
+    "dsc.block_attention": ("block_select", "block_attention", "block_attention_backward"),
+    "dsc.grouped": ("grouped_mm",),
+    "dsc.embedding": ("embedding_add", "embedding_add_", "embedding_grad"),
+    "dsc.replay": ("rng_state", "set_rng_state"),
+    "dsc.nm": ("alive_rows", "mm_of_rows", "mm_over_rows", "nm_keep", "nm_mask", "nm_refresh", "nm_stats"),
+    "dsc.packed": ("cslt_compress", "cslt_mm", "pack24", "sparse_mm24"),
+    "dsc.precision.ops": ("mm8", "mm_tf32", "quantise", "quantise_both", "quantise_of"),
+}
+"""Operators that are registered where they are first wanted, by a module of dsc."""
 
 
 class NotPortable(Exception):
@@ -71,15 +84,9 @@ class _Pickler(pickle.Pickler):
 
 def operator_named(namespace: str, packet: str, overload: str) -> OpOverload:
     """``aten``, ``add``, ``Tensor`` -> ``torch.ops.aten.add.Tensor``."""
-    if namespace == "dsc" and packet in MOVES:
-        importlib.import_module("dsc.runtime.offload")
-    if namespace == "dsc" and packet in ("narrow8", "widen8"):
-        importlib.import_module("dsc.narrow")
-    if namespace == "dsc" and packet == "grouped_mm":
-        importlib.import_module("dsc.grouped")
-    if namespace == "dsc" and packet.startswith("embedding_"):
-        importlib.import_module("dsc.embedding")
-    if namespace == "dsc" and packet.endswith("rng_state"):
-        importlib.import_module("dsc.replay")
+    if namespace == "dsc" and (home := next((h for h, names in HOMES.items() if packet in names), None)) is not None:
+        importlib.import_module(home)
+    if namespace == "torch_attn":
+        importlib.import_module("torch.nn.attention.varlen")
     found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     return found

@@ -86,7 +86,8 @@ def _by_head(x: Tensor, query: Tensor) -> Tensor:
 
 def _own_heads(grad: Tensor, x: Tensor) -> Tensor:
     """[H, rows, D] -> [rows, H', D]: the sums over the heads of queries that share one of ``x``."""
-    return grad.unflatten(0, (x.shape[1], grad.shape[0] // x.shape[1])).sum(1).transpose(0, 1).to(x.dtype)
+    times = grad.shape[0] // x.shape[1]
+    return grad.reshape(x.shape[1], times, *grad.shape[1:]).sum(1).transpose(0, 1).to(x.dtype)
 
 
 LIBRARY.impl("varlen_attention", varlen_attention, "CPU")  # type: ignore[no-untyped-call]

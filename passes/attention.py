@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from dsc import cost, flash_attention, ops
 from dsc.manager import Pass, Remark, Report
 from dsc.passes import attention_cost as costs
+from dsc.passes import attention_varlen as varlen
 from dsc.passes.attention_heads import Repeated, repeated, summed
 from dsc.passes.attention_match import Found, find
 from dsc.passes.attention_write import backward_of, write_by_hand, write_fused, write_result
@@ -42,8 +43,12 @@ class Attention(Pass):
        In fp32 this changes the order of sums alone.  Of 16 bits eager rounds scores, and their gradients, in memory, and
        the kernel does not: it is nearer to the exact result, but not the same, so this is done with ``fast`` only
        (``numerics="fast"``).
-    4. Whatever is taken is modelled at least ``gain`` times as fast; ``gain=0`` takes all that can be, for the memory.
-    5. Does not fire: without Triton; other dtypes, heads wider than 256 (fp32: 64), keys and values of different widths, masks that have a gradient,
+    4. ``varlen_attn``, and ATen's flash and memory-efficient kernels over sequences that lie one after the other ->
+       ``dsc::varlen_attention`` (Triton), where it is modelled faster both if all are as long as the others and if all
+       are as long as the longest: short ones, whose gradients ATen's flash kernel adds in memory.  Sums of rows are
+       given out as the flash kernel does; windows, and queries that see nothing, are its own.
+    5. Whatever is taken is modelled at least ``gain`` times as fast; ``gain=0`` takes all that can be, for the memory.
+    6. Does not fire: without Triton; other dtypes, heads wider than 256 (fp32: 64), keys and values of different widths, masks that have a gradient,
        two masks, weights or scores that something else reads, dropout in ATen's kernels (random numbers of their own).
     """
 
@@ -68,6 +73,8 @@ class Attention(Pass):
                 remarks += self.fused(rw, node, FUSED[name], target)
             elif name in SOFTMAX:
                 remarks += self.by_hand(rw, node, gone, target)
+            elif varlen.packs(node):
+                remarks.append(self.packed(rw, node, target))
         changed = any(r.verdict == "did" for r in remarks)
         if changed:
             sweep(gm, gone)
@@ -112,6 +119,25 @@ class Attention(Pass):
         factor = float(scale) if isinstance(scale, (int, float)) else float(query.shape[-1]) ** -0.5
         write_fused(rw, node, backward, (q, k, v), bias, causal, factor, heads)
         return Remark(node.name, "did", f"Triton instead of ATen's efficient kernel: {new} instead of {old}")
+
+    # Sequences of any length.
+
+    def packed(self, rw: Rewriter, node: Node, target: Target) -> Remark:
+        """Case 4."""
+        found = varlen.find(node)
+        if isinstance(found, str):
+            return Remark(node.name, "skipped", f"stays with ATen: {found}")
+        sizes = varlen.weigh(found)
+        lengths = (sizes.mean, max(sizes.mean, sizes.longest))  # the truth lies between
+        both = [
+            (costs.packed(found.kernel, sizes, n, target), costs.packed("triton", sizes, n, target)) for n in lengths
+        ]
+        for old, new in both:
+            if (remark := self.slower(node, f"ATen's {found.kernel} kernel stays", old, new)) is not None:
+                return remark
+        made = varlen.write(rw, found)
+        old, new = both[0]
+        return Remark(made.name, "did", f"Triton instead of ATen's {found.kernel} kernel: {new} instead of {old}")
 
     # Written by hand.
 

@@ -62,6 +62,52 @@ def fused(
     return Spent(total, sum(moved))
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Attention over sequences of any length that lie one after the other."""
+
+    query: tuple[int, int, int]
+    """All tokens, heads, width of a head."""
+    key: tuple[int, int, int]
+    dtype: torch.dtype
+    mean: int
+    """Keys of a sequence, if all are as long as the others."""
+    longest: int
+    """Keys of the longest one."""
+    causal: bool
+    band: int | None
+    """Keys that a query sees at most, if not all."""
+    backward: bool
+
+
+def packed(kernel: str, p: Packed, keys: int, target: Target) -> Spent:
+    """One kernel and its backward, of sequences that have ``keys`` keys.
+
+    ATen's flash kernel adds the gradient of its queries in memory, in fp32: that is cleared, added to and rounded.  It has
+    keys' gradients for every head of queries, which are summed afterwards where heads are shared.  Triton's kernels
+    read queries twice instead.  The memory-efficient kernel: as in ``fused``.  All count as many launches as Triton's:
+    what is gained has to be gained in the kernels.
+    """
+    tokens, heads, width = p.query
+    pairs = tokens * heads * (min(keys, p.band) if p.band is not None else keys) / (2 if p.causal else 1)
+    q, k = (float(math.prod(size) * p.dtype.itemsize) for size in (p.query, p.key))
+    sums, wide, shared = 4.0 * tokens * heads, 4.0 * tokens * heads * width, heads // p.key[1]
+    moved = [2 * q + 2 * k + sums]
+    if kernel == "flash":
+        summed = 2 * k * (shared + 1) if shared > 1 else 0.0
+        moved.append(5 * q + 4 * wide + 2 * k + 2 * k * shared + 3 * sums + summed)
+    else:
+        moved.append(7 * q + 6 * k + 5 * sums if kernel == "triton" else 4 * q + 4 * k + 3 * sums)
+    rate = _rate(p.dtype, target) * cost.EFFICIENCY["attention"] * SHARES[kernel]
+    bandwidth = target.bandwidth * cost.BANDWIDTH_EFFICIENCY
+    parts = list(zip(PRODUCTS.get(kernel, (2, 5)), moved, LAUNCHES["triton"]))[: 2 if p.backward else 1]
+    seconds = sum(
+        max(2.0 * n * pairs * width / rate, m / bandwidth) + calls * cost.LAUNCH_SECONDS["cuda"]
+        for n, m, calls in parts
+    )
+    return Spent(seconds, sum(m for _, m, _ in parts))
+
+
 def apart(nodes: Sequence[Node], target: Target) -> Spent:
     """The nodes as they run without it: products alone, runs of all else between two of them as one kernel each."""
     spent, run = Spent(0.0, 0.0), list[Node]()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from dsc import varlen_attention
 from dsc.codegen.cubin import LIMITS, KernelFacts, compile_source
 from dsc.codegen.templates import flash_attention_run as runs
 from dsc.codegen.templates import varlen_run

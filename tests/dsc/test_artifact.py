@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,3 +278,30 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.scale  # type: ignore[no-any-return]
+
+
+def test_operators_are_found_where_nothing_is_imported_yet() -> None:
+    """Each in a process that knows no other, as the first of a program that is read back."""
+    told = """
+from dsc import portable
+for home, names in portable.HOMES.items():
+    for name in names:
+        found = portable.operator_named("dsc", name, "default")
+        assert found.overloadpacket.__name__ == name, name
+    print(home)
+print(portable.operator_named("torch_attn", "_varlen_attn_backward", "default"))
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", told], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [*portable.HOMES, "torch_attn._varlen_attn_backward.default"]
+
+
+def test_every_operator_of_dsc_has_a_home() -> None:
+    for home in portable.HOMES:
+        importlib.import_module(home)
+    root = Path(dsc.__file__).parent
+    defined = set()
+    for path in root.rglob("*.py"):
+        defined |= set(re.findall(r'"(?:dsc::)?([a-z_0-9]+)(?:\(Tensor|\(Device|", "\(Tensor)', path.read_text()))
+    homes = {name for names in portable.HOMES.values() for name in names}
+    assert defined and defined <= homes, defined - homes

@@ -12,16 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsc import link, text
+from dsc import text
 from dsc.debug.capture import Session, capture
 from dsc.debug.source import Model
-from dsc.manager import PassPipeline, Remark
+from dsc.manager import Remark
 from dsc.options import Options
-from dsc.passes.attention import Attention
-from dsc.passes.canonicalize import Canonicalize
-from dsc.passes.fuse import Fuse
-from dsc.target import find as find_target
-from kit_graphs import trace
 
 Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -198,23 +193,3 @@ def test_programs_for_cpus_have_no_such_pass() -> None:
     layer, x = Layer(causal), torch.randn(2, 24, 32, requires_grad=True)
     found = capture(Model("layer", layer, (x,)), "cpu")
     assert all(s.name != "attention" for s in found.regions[0].stages)
-
-
-@pytest.mark.parametrize("where", ["a100", "h100"])
-def test_sequences_of_any_length_stay_with_atens_kernel(where: str) -> None:
-    """``varlen_attn``, forward and backward: no pass touches it, kernels stand around it, the program calls it as it is."""
-    varlen = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
-
-    def f(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
-        out = varlen(q * 2, k, v, ends, ends, 30, 30, window_size=(-1, 0))
-        return out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))
-
-    q, k, v = (torch.randn(60, 4, 16).bfloat16().requires_grad_() for _ in range(3))
-    gm = trace(f, q, k, v, torch.tensor([0, 10, 40, 60], dtype=torch.int32))
-    before = [str(n.target) for n in gm.graph.nodes if "varlen" in str(n.target)]
-    target = find_target(where)
-    reports = PassPipeline((Canonicalize(), Attention(gain=0), Fuse())).run(gm, target)
-    assert [str(n.target) for n in gm.graph.nodes if "varlen" in str(n.target)] == before and len(before) == 2
-    assert not dict(reports)["attention"].changed
-    program, bound, refused = link.link(gm, Options(emit="triton"), "inference")
-    assert program.source.count("varlen_attn") >= 2 and len(bound) >= 2 and not refused
