@@ -173,6 +173,8 @@ def _of_operands(
         return f"heads {width} wide"
     if k.shape[-2] == 0 or heads % k.shape[-2] or (kernel == EFFICIENT and heads != k.shape[-2]):
         return "heads that do not divide"
+    if any(t.device != q.device for t in (k, v, q_ends, k_ends)):
+        return "operands on several devices"
     if any(t.stride(-1) != 1 for t in (q, k, v)):
         return "rows that are not whole"
     if any(e.dtype != torch.int32 or e.dim() != 1 or not e.is_contiguous() for e in (q_ends, k_ends)):

@@ -216,6 +216,14 @@ def long_ends(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
     return causal(q, k, v, e.long(), enable_gqa=True)
 
 
+def turned(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
+    return causal(q, k.mT.contiguous().mT, v, e)
+
+
+def not_square(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> Tensor:
+    return varlen.varlen_attn(q, k, v, e, e[1:], 30, 30)  # type: ignore[no-any-return]
+
+
 REFUSED: dict[str, tuple[Function, list[Tensor]]] = {
     "f32 operands": (causal, operands(dtype=torch.float32)),
     "f64 operands": (efficient, operands(kv=4, dtype=torch.float64)),
@@ -226,6 +234,8 @@ REFUSED: dict[str, tuple[Function, list[Tensor]]] = {
     "its weights are wanted": (lambda *a: flash(*a, debug=True), operands()),
     "one query a sequence, which ATen splits by keys": (lambda *a: causal(*a, longest=1), operands()),
     "ends that are no row of int32": (long_ends, operands()),
+    "rows that are not whole": (turned, operands()),
+    "operands of sizes that differ": (not_square, operands(kv=4)),
     "seqused_k is given": (used, operands(kv=4)),
     "what it says beside its output is read": (seeded, operands(kv=4)),
     "its mask leaves rows without a number": (lambda *a: efficient(*a, mask=2), operands(kv=4)),
