@@ -63,9 +63,13 @@ def op_name(node: Node) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", type(target).__name__))
 
 
+UNKNOWN = "?"
+"""The type of what no pass knows."""
+
+
 def type_of(node: Node) -> str:
     """The type of what ``node`` gives; ``?`` if no pass knows."""
-    return type_text(node.meta["val"]) if "val" in node.meta else "?"
+    return type_text(node.meta["val"]) if "val" in node.meta else UNKNOWN
 
 
 def type_text(val: object) -> str:

@@ -32,9 +32,9 @@ def verify(gm: GraphModule, where: str) -> None:
     names: set[str] = set()
     plain = True
     for node in gm.graph.nodes:
-        for a in node.all_input_nodes:
-            if a not in seen:
-                raise InvalidGraph(where, node.name, f"it uses {a.name!r} before that is computed")
+        if not seen.issuperset(node.all_input_nodes):
+            late = next(a for a in node.all_input_nodes if a not in seen)
+            raise InvalidGraph(where, node.name, f"it uses {late.name!r} before that is computed")
         seen.add(node)
         names.add(node.name)
         plain = plain and node.graph is gm.graph and _is_plain(node)
@@ -107,12 +107,13 @@ class Write:
 class Promises:
     """What callers of a graph rely on: its outputs, and what it writes into its inputs."""
 
-    outputs: tuple[str, ...]
+    outputs: tuple[object, ...]
+    """The fake value of each; of constants, and where none is known, text."""
     writes: tuple[Write, ...]
 
 
 def promises(gm: GraphModule) -> Promises:
-    return Promises(output_signature(gm), mutation_order(gm))
+    return Promises(_outputs(gm), mutation_order(gm))
 
 
 def kept(before: Promises, after: Promises, where: str) -> None:
@@ -125,8 +126,8 @@ def kept(before: Promises, after: Promises, where: str) -> None:
     """
     if len(before.outputs) != len(after.outputs):
         raise InvalidGraph(where, "output", f"it had {len(before.outputs)} outputs and has {len(after.outputs)}")
-    for i, (was, now) in enumerate(zip(before.outputs, after.outputs)):
-        if was != now:
+    for i, (old, new) in enumerate(zip(before.outputs, after.outputs)):
+        if old is not new and (was := _type(old)) != (now := _type(new)):
             raise InvalidGraph(where, "output", f"output {i} was {was} and is {now}")
     had = {w.root for w in before.writes}
     writes = [w for w in after.writes if w.root in had or not _is_state(w.root)]
@@ -145,7 +146,16 @@ def _is_state(root: str) -> bool:
 
 def output_signature(gm: GraphModule) -> tuple[str, ...]:
     """The type of every output, in order."""
-    return tuple(map(_output_type, _flat(gm.graph.output_node().args[0])))
+    return tuple(map(_type, _outputs(gm)))
+
+
+def _outputs(gm: GraphModule) -> tuple[object, ...]:
+    results = _flat(gm.graph.output_node().args[0])
+    return tuple(r.meta.get("val", text.UNKNOWN) if isinstance(r, Node) else text.arg(r) for r in results)
+
+
+def _type(output: object) -> str:
+    return output if isinstance(output, str) else text.type_text(output)
 
 
 def mutation_order(gm: GraphModule) -> tuple[Write, ...]:
@@ -215,10 +225,6 @@ def _flat(a: Argument) -> Iterator[Argument]:
             yield from _flat(x)
     else:
         yield a
-
-
-def _output_type(a: Argument) -> str:
-    return text.type_of(a) if isinstance(a, Node) else text.arg(a)
 
 
 def _spell(p: Promises) -> str:

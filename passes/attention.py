@@ -64,7 +64,7 @@ class Attention(Pass):
             return Report(False)
         if (missing := without_triton()) is not None:
             return Report(False, (missing,))
-        rw = Rewriter.of(gm)
+        rw = Rewriter(gm)
         remarks: list[Remark] = []
         gone: set[Node] = set()
         for node in list(gm.graph.nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Canonicalize(Pass):
     runs_on: ClassVar[Literal["joint", "graph", "both"]] = "both"
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rewriter = Rewriter.of(gm)
+        rewriter = Rewriter(gm)
         remarks: list[Remark] = []
         for node in list(gm.graph.nodes):
             rule = RULES.get(ops.name_of(node)) if node.op == "call_function" else None
@@ -55,16 +56,15 @@ class Rewriter:
     """Makes nodes with fake values, in front of the node that they replace."""
 
     gm: GraphModule
-    mode: FakeTensorMode | None
     given_out: dict[Node, Node] = field(default_factory=dict)
     """Results of the graph -> what is to be given out instead."""
     emptied: list[Node] = field(default_factory=list)
     """Nodes whose items are among them."""
 
-    @classmethod
-    def of(cls, gm: GraphModule) -> Rewriter:
-        """One in the fake mode of the graph's values."""
-        return cls(gm, detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes]))
+    @functools.cached_property
+    def mode(self) -> FakeTensorMode | None:
+        """The fake mode of the graph's values, looked for when a node is first made: most graphs need none."""
+        return detect_fake_mode([n.meta.get("val") for n in self.gm.graph.nodes])
 
     def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A new node; its fake value is computed."""

@@ -47,7 +47,7 @@ class ChunkLoss(Pass):
     """Fewest rows of a chunk on a GPU, whose products would be slow."""
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw = Rewriter.of(gm)
+        rw = Rewriter(gm)
         remarks = []
         order = {n: i for i, n in enumerate(gm.graph.nodes)}
         for node in list(gm.graph.nodes):

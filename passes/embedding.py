@@ -46,7 +46,7 @@ class Embedding(Pass):
     gain: float = 1.1
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw = Rewriter.of(gm)
+        rw = Rewriter(gm)
         found = [n for n in gm.graph.nodes if n.op == "call_function" and ops.name_of(n) == BACKWARD]
         if found and target.kind == "cuda" and (missing := without_triton()) is not None:
             return Report(False, (missing,))

@@ -47,7 +47,7 @@ class Grouped(Pass):
             return Report(False)
         if (missing := without_triton()) is not None:
             return Report(False, (missing,))
-        rw = Rewriter.of(gm)
+        rw = Rewriter(gm)
         found = [n for n in gm.graph.nodes if n.op == "call_function" and ops.name_of(n) == GROUPED]
         remarks = tuple(self.decide(rw, n, target) for n in found)
         return Report(any(r.verdict == "did" for r in remarks), remarks)

@@ -64,7 +64,7 @@ class SparseAttention(Pass):
         return -(-self.window // self.block), -(-self.sink // self.block), self.top_k
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw = Rewriter.of(gm)
+        rw = Rewriter(gm)
         remarks = []
         for node in [n for n in gm.graph.nodes if packet(n) in FORWARD]:
             if (why := self.refuses(node)) is not None:

@@ -40,7 +40,7 @@ def form(p: Sparsify) -> list[int]:
 
 def apply(gm: GraphModule, p: Sparsify, chosen: Sequence[tuple[Linear, Times]], target: Target) -> float:
     """Rewrite the layers; the operations of products that have a sparse operand now."""
-    rw = Rewriter.of(gm)
+    rw = Rewriter(gm)
     first = min((n for x, _ in chosen for n in x.weight.users), key=list(gm.graph.nodes).index)
     shared = _shared(rw, p, first, training=any(x.gradient is not None for x, _ in chosen))
     return sum(_Layer(rw, p, x, how.kernel, target, shared).rewrite() for x, how in chosen)
