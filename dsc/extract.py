@@ -7,16 +7,19 @@ saved can be told from who reads what, and each node is copied once.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dsc import ops
 from dsc.torch_shim import FakeTensor, OpOverload, lazy_graph_module, plain_partition, saved_descriptions
 
+_COPY = torch.ops.aten.copy_.default
 SPECIAL = ("recompute", "saved_tensor_with_no_vc_check")
 """Keys of ``meta`` by which others ask the partitioner for something."""
 
@@ -37,11 +40,14 @@ def extract(joint: GraphModule, num_fwd_outputs: int) -> tuple[GraphModule, Grap
     1. The forward is all up to the last node that is tagged so, but tangents; results of the forward, and what a node
        outside of the forward reads, is saved if the backward needs it.
     2. The backward copies what it needs and can compute from saved values and tangents; the forward likewise, from inputs.
-    3. Not for: sizes that are symbols, writes, calls with effects, collectives, attributes, checkpoint policies, random
+    3. Writes of results into inputs, which AOTAutograd puts at the end for the forward, are copied there.
+    4. Not for: sizes that are symbols, other writes, calls with effects, collectives, attributes, checkpoint policies, random
        calls that nobody needs, and settings of torch that change what is saved.
     """
     nodes = list(joint.graph.nodes)
     *nodes, output = nodes
+    writes = _last_writes(nodes)
+    nodes, every = nodes[: len(nodes) - len(writes)], nodes
     if output.op != "output" or not _is_plain(nodes) or not plain_partition():
         return None
     results = output.args[0]
@@ -58,13 +64,13 @@ def extract(joint: GraphModule, num_fwd_outputs: int) -> tuple[GraphModule, Grap
     read = {a for n in back for a in n.all_input_nodes} | {r for r in results[behind] if isinstance(r, Node)}
     saved = [n for n in candidates if n in read]
     first = [*results[ahead], *saved]
-    fore = _needed(nodes, primals, first)
+    fore = _needed(every, primals, [*first, *writes])
     notes = saved_descriptions(len(saved))
     if fore is None or notes is None or not all(map(_is_sized, (*saved, *tangents))):
         return None
     if any(ops.info(n).kind == "random" and n not in fore and n not in back for n in nodes):
         return None
-    forward = _copied(nodes, Parts(primals, fore, first, [*described[ahead], *notes]))
+    forward = _copied(every, Parts(primals, fore, first, [*described[ahead], *notes]))
     backward = _copied(nodes, Parts([*saved, *tangents], back, results[behind], described[behind]))
     for n in backward.nodes:
         if n.op == "call_function":
@@ -72,8 +78,21 @@ def extract(joint: GraphModule, num_fwd_outputs: int) -> tuple[GraphModule, Grap
     return lazy_graph_module(joint, forward), lazy_graph_module(joint, backward)
 
 
+def _last_writes(nodes: Sequence[Node]) -> list[Node]:
+    """Case 3: buffers that the forward updates, the running statistics of norms among them."""
+    found = list(itertools.takewhile(_is_write_of_forward, reversed(nodes)))
+    return found[::-1]
+
+
+def _is_write_of_forward(n: Node) -> bool:
+    if n.op != "call_function" or n.target is not _COPY or n.users or len(n.args) != 2 or n.kwargs:
+        return False
+    into = ops.operand(n, 0)
+    return n.meta.get("partitioner_tag") == "must_be_in_forward" and into.op == "placeholder" and not _is_tangent(into)
+
+
 def _is_plain(nodes: Iterable[Node]) -> bool:
-    """Case 3, of single nodes."""
+    """Case 4, of single nodes."""
     known: dict[object, bool] = {operator.getitem: True}
     for n in nodes:
         if any(n.meta.get(key) is not None for key in SPECIAL):

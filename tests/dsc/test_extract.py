@@ -22,7 +22,7 @@ from dsc.partition import drop_leftovers, partition
 from dsc.target import find
 from dsc.torch_shim import aot_autograd, default_partition, make_boxed_func
 
-PLAIN = ("gpt-tiny", "llama-tiny", "vit-tiny", "encdec-tiny", "moe-tiny")
+PLAIN = ("gpt-tiny", "llama-tiny", "vit-tiny", "encdec-tiny", "moe-tiny", "resnet-tiny")
 
 
 def nodes(gm: GraphModule) -> list[tuple[object, ...]]:
@@ -104,14 +104,35 @@ def test_random_graphs(steps: list[tuple[int, int, int]]) -> None:
     assert all(splits(fn, [torch.randn(6, 6, requires_grad=True) for _ in range(2)]))
 
 
-def written(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
-    y = x @ w
-    buffer.copy_(y.detach())
-    return y * 2
-
-
 def policies(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     return checkpoint(lambda a: (a @ w).relu().exp(), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["of a result", "that the backward reads", "of an input"])
+def test_writes_of_the_forward(kind: str) -> None:
+    def fn(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+        y = x @ w
+        buffer.mul_(0.9).add_((x if kind == "of an input" else y).detach())
+        return (y * buffer).exp() if kind == "that the backward reads" else y * 2
+
+    inputs = [torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True), torch.zeros(6, 6)]
+    assert all(splits(fn, inputs))
+
+
+def written_in_the_backward(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor, into: Tensor) -> Tensor:
+            ctx.save_for_backward(into)
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+            (into,) = ctx.saved_tensors
+            into.add_(g)
+            return g * 2, None
+
+    return Counted.apply(x @ w, buffer)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def test_what_asks_for_more_is_left_to_torch() -> None:
@@ -119,6 +140,7 @@ def test_what_asks_for_more_is_left_to_torch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert not any(splits(policies, inputs))
+        assert not any(splits(written_in_the_backward, inputs))
     assert not any(splits(lambda x, w, _: x @ w * x.shape[0], inputs, dynamic=True))
 
 
