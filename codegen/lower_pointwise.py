@@ -474,6 +474,21 @@ def arange(low: Lowering, n: Node) -> Value:
     return Value(shape(ops.tensor(n)), dtype, lambda i: b.rounded(b.index(start + i[0] * step), dtype))
 
 
+def keep(low: Lowering, n: Node) -> Value:
+    """The mask of a dropout: each element drawn at its place in row-major order (``dsc.keep``)."""
+    b, seed, extents, p = low.build, low.of(n.args[0]), shape(ops.tensor(n)), n.args[2]
+    assert isinstance(p, float)
+
+    def at(index: Index) -> str:
+        place: Extent = 0
+        for i, e in zip(index, extents):
+            place = place * e + i
+        u = b.let("random", (seed.at(()), b.index(place)), "uniform", "f32")
+        return b.let("lt", (u, b.const(p, "f32")), dtype="b1")
+
+    return Value(extents, "b1", at)
+
+
 _ALIASES = {"reciprocal": "recip", "round": "rint"}
 _UNARY = (
     "neg abs reciprocal sqrt rsqrt exp expm1 exp2 log log1p log2 sin cos tanh erf sigmoid floor ceil trunc round isnan"
@@ -540,6 +555,7 @@ RULES: Mapping[str, Rule] = {
     "new_zeros.default": fill,
     "new_ones.default": fill,
     "scalar_tensor.default": fill,
+    "dsc.keep.default": keep,
     "arange.default": arange,
     "arange.start": arange,
     "arange.start_step": arange,

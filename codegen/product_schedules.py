@@ -10,7 +10,7 @@ from dsc.codegen.kernel import NBYTES, Kernel, product
 from dsc.codegen.roofline import CACHE, LATENCY, START
 from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton import emit
-from dsc.codegen.triton_nest import cuttable, evaluate, extent, longest, nest, rows_computed, with_tile
+from dsc.codegen.triton_nest import cuttable, draws, evaluate, extent, longest, nest, rows_computed, with_tile
 from dsc.cost import BANDWIDTH_EFFICIENCY, EFFICIENCY, LAUNCH_SECONDS
 from dsc.target import Target
 
@@ -32,9 +32,10 @@ def schedules(kernel: Kernel, default: Schedule, target: Target | None = None) -
     assert dot is not None
     batch, m, n, k = sizes(kernel)
     form, own = str(dot.attr), nest(kernel)
-    found = [with_tile(t) for t in gemm_tiles.ranked(batch, m, n, form, rows_computed(own))]
+    lean = draws(kernel)
+    found = [with_tile(t) for t in gemm_tiles.ranked(batch, m, n, form, rows_computed(own), lean=lean)]
     if cuttable(own) and gemm_tiles.tiles(gemm_tiles.best(batch, m, n, form), batch, m, n) < gemm_tiles.SMS:
-        found += [with_tile(*x) for x in gemm_tiles.split(batch, m, n, k, form, longest(own))[:CUT]]
+        found += [with_tile(*x) for x in gemm_tiles.split(batch, m, n, k, form, longest(own), lean=lean)[:CUT]]
     if target is not None and not default.parts:
         found += walking(kernel, default, target)
     return tuple(dict.fromkeys([default, *found]))
@@ -66,7 +67,7 @@ def walking(kernel: Kernel, default: Schedule, target: Target) -> list[Schedule]
     ):
         out += [by_descriptor, *(replace(s, tma=True) for s in out)]
         large = replace(LARGE, tma=True, programs=target.sms)
-        if joined and tiles_of(large, batch, m, n) > large.programs:
+        if joined and not draws(kernel) and tiles_of(large, batch, m, n) > large.programs:
             out.append(large)
     return out
 

@@ -251,6 +251,8 @@ class Emitter:
                     self.values.define(v)
                 case "check":
                     self.check(v)
+                case "index" if v.name in self.values.places:
+                    pass
                 case "reduce":
                     self.w(f"{v.name} = {self.values.reduced(v, self.values.part(v))}")
                 case _:

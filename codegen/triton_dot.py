@@ -64,7 +64,9 @@ def body(c: Emitter) -> None:
         spread(c, "r", corner[1])
     done.add(dot.name)
     wanted = c.needed(c.named(ends), stop_at=done)
-    c.compute(v for v in n.kernel.lets if v.name in wanted)
+    drawn = c.needed([v.name for v in n.kernel.lets if v.op == "random" and v.name in wanted], stop_at=done)
+    c.compute(v for v in n.kernel.lets if v.name in drawn)
+    c.compute(v for v in n.kernel.lets if v.name in wanted - drawn)
     c.barrier()
     for s in ends:
         c.write([s], "" if "r" in c.values.along(s.index) else first)

@@ -189,7 +189,9 @@ def _uniform(seed, offset):
     k0 = seed.to(tl.uint32)
     k1 = (seed >> 32).to(tl.uint32)
     c0 = offset.to(tl.uint32)
-    c1 = (offset >> 32).to(tl.uint32)
+    c1 = c0 * 0
+    if offset.dtype == tl.int64:
+        c1 = (offset >> 32).to(tl.uint32)
     c2 = c0 * 0
     c3 = c0 * 0
     for _ in tl.static_range(10):

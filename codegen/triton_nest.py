@@ -186,9 +186,14 @@ def product_schedule(n: Nest) -> Schedule:
     form = str(dot.attr)
     if cuttable(n):
         assert batch is not None and rows is not None and columns is not None and k is not None  # it has no sizes
-        tile, parts = gemm_tiles.chosen(batch, rows, columns, k, form, longest(n))
+        tile, parts = gemm_tiles.chosen(batch, rows, columns, k, form, longest(n), draws(n.kernel))
         return with_tile(tile, parts)
-    return with_tile(gemm_tiles.best(batch, rows, columns, form, rows_computed(n)))
+    return with_tile(gemm_tiles.best(batch, rows, columns, form, rows_computed(n), draws(n.kernel)))
+
+
+def draws(kernel: Kernel) -> bool:
+    """Whether random numbers are drawn in a kernel."""
+    return any(v.op == "random" for v in kernel.lets)
 
 
 def longest(n: Nest) -> int:

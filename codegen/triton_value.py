@@ -71,6 +71,7 @@ class Values:
         self.axis = 1 if n.parallel and not n.x_inner else 0  # of a tile, for a reduction
         for v in k.lets:
             self.sides[v.name] = self._sides_of(v)
+        self.places = self._places()
 
     def fresh(self, name: str) -> str:
         """A name that nothing in the kernel has."""
@@ -131,10 +132,23 @@ class Values:
             case "round":
                 return self.round(v)
             case "random":
-                out = f"{self.helper('_uniform')}({self.arg(v.args[0])}, {self.arg(v.args[1])})"
+                out = f"{self.helper('_uniform')}({self.arg(v.args[0])}, {self.offset(v.args[1])})"
                 return out if v.dtype == "f32" else f"{out}.to({TYPES[v.dtype]})"
             case _:
                 return self.pointwise(v)
+
+    def offset(self, name: str) -> str:
+        """Of a random number: where 32 bits hold the index that it is, in 32, which takes fewer registers."""
+        return self.index(sympy.sympify(self.lets[name].attr)) if name in self.places else self.arg(name)
+
+    def _places(self) -> frozenset[str]:
+        """Indices that nothing but random numbers needs: they are written where those are drawn."""
+        if self.n.wide:
+            return frozenset()
+        k = self.n.kernel
+        others = {a for v in k.lets for a in (v.args if v.op != "random" else v.args[:1])}
+        others |= {s.name for e in k.expressions() for s in e.free_symbols} | {s.value for s in k.stores}
+        return frozenset(v.name for v in k.lets if v.op == "index" and v.name not in others and self.sides[v.name])
 
     def pointwise(self, v: Let) -> str:
         dtype = self.lets[v.args[-1]].dtype

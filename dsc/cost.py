@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch.fx import GraphModule, Node
 
-from dsc import ops
+from dsc import keep, ops
 from dsc.notes import notes
 from dsc.target import Target
 from dsc.torch_shim import OpOverload, optimization_hint
@@ -70,9 +70,11 @@ def flops(node: Node) -> float:
 
     1. Products, convolutions and attention: exact; causal attention is half of a full one, its backward 2.5 forwards.
     2. Reductions and rowwise operators: one an element that they read.  All else: one an element of the result.
-    3. Views, items, sizes and fills: none.
+    3. Views, items, sizes and fills: none; masks that are drawn: what Philox takes.
     """
     info = ops.info(node)
+    if _packet(node) == "keep" and node.op == "call_function":
+        return keep.OPERATIONS * _numel(_results(node)[0])
     if node.op != "call_function" or info.kind in ("view", "item", "create") or not _results(node):
         return 0.0
     match unit(node):
@@ -173,6 +175,8 @@ def rate(node: Node, target: Target) -> float:
         names = ("fp64",) if names == ("fp64",) else ("fp32",)
     if kind == "convolution" and names == ("fp32",):
         names = ("tf32", "fp32")
+    if _packet(node) == "keep" and target.capability is not None and target.capability >= (9, 0):
+        return target.peak["fp32"] / 2 * EFFICIENCY[kind]  # integers gained no lanes there
     peak = next((target.peak[n] for n in names if n in target.peak), target.peak["fp32"])
     return peak * EFFICIENCY[kind]
 

@@ -28,7 +28,7 @@ GRAPH: tuple[Pass, ...] = (
 )
 """On the forward, backward or inference graph."""
 
-ASKING = ("passes", "memory_budget", "sparsity", "attention", "precision")
+ASKING = ("passes", "memory_budget", "sparsity", "attention", "precision", "dropout")
 """Options that change the pipeline."""
 
 

@@ -55,6 +55,8 @@ WIDE: Mapping[str, tuple[Tile, ...]] = {
     "f32": (Tile(64, 64, 16, 4, 2),),
 }
 """The same where a tile computes its rows first: few columns of tiles compute them again.  Widest first."""
+LEAN: Mapping[str, tuple[Tile, ...]] = {form: tuple(t for t in tiles if t.n <= 64) for form, tiles in TILES.items()}
+"""The same where random numbers are drawn behind the sums: of wider tiles they do not fit the registers on sm_90."""
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "f16": 2, "tf32": 4, "f32": 4}
 
 
@@ -71,15 +73,25 @@ def share(t: Tile, batch: int, m: int, n: int, sms: int = SMS) -> float:
 
 
 def ranked(
-    batch: int | None, m: int | None, n: int | None, form: str, rows: bool = False, limit: int | None = None
+    batch: int | None,
+    m: int | None,
+    n: int | None,
+    form: str,
+    rows: bool = False,
+    limit: int | None = None,
+    lean: bool = False,
 ) -> Iterator[Tile]:
     """Candidates whose operands fit ``limit`` bytes of shared memory, best first; None is a size not known: many.
 
-    With ``rows`` a tile computes its rows: what makes the fewest columns of tiles is best.
+    With ``rows`` a tile computes its rows: what makes the fewest columns of tiles is best.  ``lean``: see ``LEAN``.
     """
     many = 1 << 14
     sizes = (batch or 1, m or many, n or many)
-    fit = [t for t in (WIDE if rows else TILES)[form] if limit is None or t.shared(ITEMSIZE[form]) <= limit]
+    fit = [
+        t
+        for t in (WIDE if rows else LEAN if lean else TILES)[form]
+        if limit is None or t.shared(ITEMSIZE[form]) <= limit
+    ]
     if rows:
         yield from sorted(fit, key=lambda t: (-(-sizes[2] // t.n), t.n))
     else:
@@ -109,14 +121,21 @@ def workspace(parts: int, batch: int, m: int, n: int) -> float:
 
 
 def split(
-    batch: int, m: int, n: int, k: int, form: str, along: int | None = None, limit: int | None = None
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    form: str,
+    along: int | None = None,
+    limit: int | None = None,
+    lean: bool = False,
 ) -> list[tuple[Tile, int]]:
     """Tiles and numbers of equal parts in which the contraction may be cut, best first, a tile once.
 
     ``along``: the extent of its axis that is cut.
     """
     found = []
-    for t in ranked(batch, m, n, form, limit=limit):
+    for t in ranked(batch, m, n, form, limit=limit, lean=lean):
         counts = [
             s
             for s in range(2, MOST_PARTS + 1)
@@ -127,13 +146,15 @@ def split(
     return sorted(found, key=lambda x: seconds(x[0], x[1], batch, m, n, k, form))
 
 
-def chosen(batch: int, m: int, n: int, k: int, form: str, along: int | None = None) -> tuple[Tile, int]:
+def chosen(
+    batch: int, m: int, n: int, k: int, form: str, along: int | None = None, lean: bool = False
+) -> tuple[Tile, int]:
     """The best tile and number of parts: 1 unless more are modelled to be clearly faster."""
-    whole = best(batch, m, n, form)
-    cut = split(batch, m, n, k, form, along)
+    whole = best(batch, m, n, form, lean=lean)
+    cut = split(batch, m, n, k, form, along, lean=lean)
     worth = WORTH * seconds(whole, 1, batch, m, n, k, form)
     return cut[0] if cut and seconds(*cut[0], batch, m, n, k, form) < worth else (whole, 1)
 
 
-def best(batch: int | None, m: int | None, n: int | None, form: str, rows: bool = False) -> Tile:
-    return next(ranked(batch, m, n, form, rows))
+def best(batch: int | None, m: int | None, n: int | None, form: str, rows: bool = False, lean: bool = False) -> Tile:
+    return next(ranked(batch, m, n, form, rows, lean=lean))

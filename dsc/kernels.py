@@ -25,7 +25,7 @@ from dsc.program import Program
 from dsc.runtime import pages
 from dsc.runtime.run import Launch
 
-WITHOUT_TRITON = frozenset("offload offloaded fetch fetched rng_state set_rng_state narrow8 widen8".split())
+WITHOUT_TRITON = frozenset("offload offloaded fetch fetched rng_state set_rng_state narrow8 widen8 keep".split())
 """Operators of dsc's that are made of ATen's, or copies."""
 THREADS = 8
 """That compile Triton kernels at once."""

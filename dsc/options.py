@@ -126,13 +126,20 @@ class Options:
     attention: Mapping[str, Any] | None = None
     """Attention over chosen blocks, which changes the model: the fields of ``dsc.passes.sparse_attention``; None: dense."""
 
+    dropout: str | None = None
+    """Where masks of dropout are drawn: ``kernel``, in the kernel that uses them, from one number of the generator a call.
+
+    None: by ATen's own call, with eager's numbers.
+    """
+
     mode: str | None = None
     """The ``mode`` of torch.compile: accepted and recorded, and changes nothing yet."""
 
 
-VALUES: Mapping[str, tuple[str, ...]] = {
+VALUES: Mapping[str, tuple[str | None, ...]] = {
     "numerics": ("eager", "fast"),
     "emit": ("auto", "cpp", "triton", "aten"),
+    "dropout": (None, "kernel"),
 }
 CHECKS: Mapping[str, Callable[[object], object]] = {
     "precision": request.check,

@@ -20,6 +20,7 @@ from dsc.options import Options
 from dsc.passes.attention import Attention
 from dsc.passes.canonicalize import Canonicalize
 from dsc.passes.chunk_loss import ChunkLoss
+from dsc.passes.dropout import Dropout
 from dsc.passes.embedding import Embedding
 from dsc.passes.fuse import Fuse
 from dsc.passes.grouped import Grouped
@@ -42,6 +43,7 @@ KNOWN: Mapping[str, type[Pass]] = {
         Grouped,
         SparseAttention,
         Sparsify,
+        Dropout,
         Precision,
         Recompute,
         Memory,
@@ -83,6 +85,8 @@ def asked(
     warn_of_stale_masks(joint)
     if options.attention is not None:
         joint = attending(joint, options.attention)
+    if options.dropout is not None:
+        joint = weighed(joint, Dropout())
     if options.precision is not None:
         joint = precise(joint, precision(options, sample))
     return joint, graph
@@ -201,11 +205,14 @@ def warn_of_stale_masks(joint: Sequence[Pass]) -> None:
 
 
 def precise(joint: Sequence[Pass], precision: Precision) -> tuple[Pass, ...]:
-    """The passes on the joint graph with formats for products: decided before anything is saved for the backward."""
-    if any(isinstance(p, Precision) for p in joint):
-        return tuple(joint)
+    """The passes on the joint graph with formats for products."""
+    return tuple(joint) if any(isinstance(p, Precision) for p in joint) else weighed(joint, precision)
+
+
+def weighed(joint: Sequence[Pass], new: Pass) -> tuple[Pass, ...]:
+    """With a pass that decides before anything is saved for the backward, and after the form of attention is chosen."""
     at = next((i for i, p in enumerate(joint) if isinstance(p, (Recompute, Memory))), len(joint))
-    return (*joint[:at], precision, *joint[at:])
+    return (*joint[:at], new, *joint[at:])
 
 
 def parse(text: str) -> tuple[Pass, ...]:

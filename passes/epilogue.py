@@ -9,6 +9,8 @@
 4. It is taken if one kernel is modelled to take less time than the library and the group (``dsc.passes.gemm_model``);
    the rest counts as a kernel, or as what the next product takes (``dsc.passes.prologue``).
 5. Then what computes its rows is taken on the same terms (``dsc.passes.prologue``).
+6. Dropout with eager's numbers is never taken: which number an element gets depends on how many threads ATen's launch has
+   on the GPU that runs it, and on where the tensor lies.  With ``dropout="kernel"`` it is pointwise (``dsc.passes.dropout``).
 """
 
 from __future__ import annotations
@@ -35,7 +37,24 @@ def absorb(gm: GraphModule, target: Target, limit: int) -> list[Remark]:
     g = Groups(gm, target, limit)
     found = [p for n in gm.graph.nodes if notes(n).group is None and (p := products.of(n)) is not None]
     remarks = [decide(g, p) for p in found] + [prologue.decide(g, p) for p in found if min(p.sizes[1:]) >= LEAST]
-    return [r for r in remarks if r is not None]
+    return [r for r in remarks if r is not None] + [r for p in found if (r := dropped(p)) is not None]
+
+
+def dropped(p: Product) -> Remark | None:
+    """Case 6: what is said of a product that dropout follows, perhaps behind pointwise nodes."""
+    todo, seen = list(readers(p.node)), set[Node]()
+    while todo:
+        n = todo.pop()
+        if ops.name_of(n) == "native_dropout.default":
+            why = (
+                f"{n.name} stays ATen's call: eager's mask depends on the threads that its launch has on the GPU; "
+                'options={"dropout": "kernel"} draws another one in the kernel that uses it'
+            )
+            return Remark(p.node.name, "skipped", why)
+        if n not in seen and ops.info(n).kind == "pointwise":
+            seen.add(n)
+            todo += readers(n)
+    return None
 
 
 def decide(g: Groups, p: Product) -> Remark | None:
@@ -63,7 +82,7 @@ def decide(g: Groups, p: Product) -> Remark | None:
     g.put(made, [p.node, *taken])
     if rest:
         g.put(home, rest)
-    tile, parts = gemm_tiles.chosen(*p.sizes, p.form)
+    tile, parts = gemm_tiles.chosen(*p.sizes, p.form, lean=any(ops.name_of(x) == "dsc.keep.default" for x in taken))
     pieces = f", the contraction in {parts} parts" if parts > 1 else ""
     return Remark(name, "did", f"generated as {made}, modelled {words}; tiles of {tile}{pieces}")
 

@@ -42,7 +42,10 @@ def generated(nodes: Sequence[Node], p: Product, target: Target, rows: Sequence[
 def _arithmetic(nodes: Sequence[Node], p: Product, target: Target, factor: float, rows: Sequence[Node] = ()) -> float:
     """The roofline, launch included, of a contraction in parts where those are modelled to be faster."""
     batch, m, n, k = p.sizes
-    tile, parts = (gemm_tiles.best(batch, m, n, p.form, True), 1) if rows else gemm_tiles.chosen(batch, m, n, k, p.form)
+    lean = any(ops.name_of(x) == "dsc.keep.default" for x in nodes)
+    tile, parts = gemm_tiles.chosen(batch, m, n, k, p.form, lean=lean)
+    if rows:
+        tile, parts = gemm_tiles.best(batch, m, n, p.form, True), 1
     work = {x: cost.flops(x) for x in nodes}
     for x in rows:
         work[x] *= STEPS * -(-n // tile.n)

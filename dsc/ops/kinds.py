@@ -66,7 +66,7 @@ _CREATE = frozenset(
     """
     full.default full_like.default zeros.default zeros_like.default ones.default ones_like.default
     new_full.default new_zeros.default new_ones.default
-    scalar_tensor.default arange.default arange.start arange.start_step
+    scalar_tensor.default arange.default arange.start arange.start_step dsc.keep.default
     """.split()
 )
 

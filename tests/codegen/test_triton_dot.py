@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from dsc import bind, domain, gemm_tiles, ops
+from dsc import bind, domain, gemm_tiles, keep, ops  # noqa: F401  # keep defines dsc::keep
 from dsc.codegen import cubin
 from dsc.codegen.alternatives import alternatives, modelled, troubled
 from dsc.codegen.candidates import Code
@@ -506,3 +506,49 @@ def test_where_programs_walk() -> None:
     ):
         kernel = bound(f, *inputs).kernel  # type: ignore[arg-type]
         assert not any(s.programs for s in alternatives(kernel, default_schedule(kernel), a100))
+
+
+# Dropout behind a product.
+
+
+def dropping(a: Tensor, b: Tensor, c: Tensor, r: Tensor, seed: Tensor) -> Tensor:
+    y = torch.addmm(c, a, b)
+    return r + y * torch.ops.dsc.keep(seed, list(y.shape), 0.9) * 1.125
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dropout_behind_a_product(layout: str) -> None:
+    """The mask that the product's tiles draw is the one that is drawn alone; also by programs that walk, and in parts."""
+    a, b = matrices(layout, 100, 72, 256, torch.float16)
+    inputs = a, b, drawn(72, dtype=torch.float16), drawn(100, 72, dtype=torch.float16), torch.tensor(2**40 + 5)
+    check(dropping, *inputs, close=6e-3)
+    in_parts(dropping, *inputs, parts=2, close=6e-3)
+    a, b = matrices(layout, 200, 168, 64, torch.float16)
+    walked(
+        dropping, a, b, drawn(168, dtype=torch.float16), drawn(200, 168, dtype=torch.float16), inputs[-1], close=6e-3
+    )
+
+
+def test_a_gradient_through_dropout_behind_a_product() -> None:
+    """With a mask of eager's, which is stored: the product of the gradient takes it."""
+    mask = drawn(100, 72) > 0
+    f = lambda g, w, m, h: torch.ops.aten.gelu_backward(  # noqa: E731
+        torch.ops.aten.native_dropout_backward(g @ w, m, 1.25), h
+    )
+    check(f, drawn(100, 48), drawn(48, 72), mask, drawn(100, 72), close=3e-5)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_machine_code_of_dropout_behind_a_product(capability: int) -> None:
+    a, b = matrices("nt", 4096, 4096, 512, torch.bfloat16)
+    c, r = drawn(4096, dtype=torch.bfloat16), drawn(4096, 4096, dtype=torch.bfloat16)
+    kernel = bound(dropping, a, b, c, r, torch.tensor(1)).kernel
+    default = default_schedule(kernel)
+    target = find("a100" if capability == 80 else "h100")
+    tried = alternatives(kernel, default, target)
+    assert all(s.RB <= 64 for s in tried), "wider ones spill on sm_90"
+    assert any(s.programs for s in tried)
+    for s in tried:
+        facts = cubin.inspect(kernel, s, capability)
+        assert facts.spilled == 0 and set(facts.tensor) == {"HMMA" if capability == 80 else "HGMMA"}
+        assert {x.width for x in facts.accesses if x.buffer not in ("b3", "b4")} == {16}

@@ -20,7 +20,7 @@ def test_every_key_is_accepted() -> None:
         "memory_budget": "40GiB", "offload": "cpu", "memory_held": 1 << 30, "memory_plan": "plan.json", "compress": "fp8",
         "state": State(),
         "precision": "fp8", "recipe": "rowwise", "error_budget": 0.01, "precision_plan": "p.json", "controller": PrecisionController(), "sparsity": "2:4",
-        "attention": {"window": 64}, "tune": True, "cuda_graphs": True,
+        "attention": {"window": 64}, "tune": True, "cuda_graphs": True, "dropout": "kernel",
     }  # fmt: skip
     assert parse(given, "max-autotune", {}) == Options(**given, mode="max-autotune")
     assert set(given) == set(options.KEYS)
