@@ -38,7 +38,7 @@ class Dropout(Pass):
     on_inference: ClassVar[bool] = True
 
     def run(self, gm: GraphModule, target: Target) -> Report:
-        rw, remarks = Rewriter.of(gm), []
+        rw, remarks = Rewriter(gm), []
         for node in list(gm.graph.nodes):
             match ops.name_of(node) if node.op == "call_function" else "":
                 case "native_dropout.default":
