@@ -10,6 +10,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def wide(stride):
+    """A stride of 64 bits: rows of long sequences lie further apart than 2**31 elements."""
+    return tl.cast(stride, tl.int64)
+
+
+@triton.jit
 def larger(a, b):
     return tl.maximum(a, b)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import LOG2E, banded, larger, masked, part, total
+from dsc.codegen.templates.attention_tiles import LOG2E, banded, larger, masked, part, total, wide
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -67,6 +67,9 @@ def forward(
     block = count - 1 - program % count  # those with the most keys first, if causal
     i = block * M + tl.arange(0, M)
     d = tl.arange(0, D)
+    qt, kt, vt, ot, mt, dt = wide(qt), wide(kt), wide(vt), wide(ot), wide(mt), wide(dt)
+    qh, oh, mh, dh = wide(qh), wide(oh), wide(mh), wide(dh)
+    # those of keys' heads have 32, or the tiles for heads of 256 would spill: the launch sees to it
     queries = part(q + batch * qb + head * qh, i, rows, qt, d, WIDTH, D, True)
     keys, values = k + batch * kb + head // shared * kh, v + batch * vb + head // shared * vh
     bias, kept = mask + batch * mb + head * mh, keep + batch * db + head * dh

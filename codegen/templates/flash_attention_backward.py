@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import LOG2E, banded, masked, part, total
+from dsc.codegen.templates.attention_tiles import LOG2E, banded, masked, part, total, wide
 
 
 @triton.jit
@@ -20,9 +20,10 @@ def products(
     """``inner`` [B, H, T] fp32: the sums of rows of ``grad * out``."""
     count = (rows + M - 1) // M
     program = tl.program_id(0)
-    head, batch = program // count % heads, (program // count // heads).to(tl.int64)
-    i = (program % count * M + tl.arange(0, M)).to(tl.int64)  # all sequences of a batch may be one
+    head, batch = (program // count % heads).to(tl.int64), (program // count // heads).to(tl.int64)
+    i = program % count * M + tl.arange(0, M)
     d = tl.arange(0, D)
+    gt, ot = wide(gt), wide(ot)
     given = part(grad + batch * gb + head * gh, i, rows, gt, d, WIDTH, D, True).to(tl.float32)
     made = part(out + batch * ob + head * oh, i, rows, ot, d, WIDTH, D, True).to(tl.float32)
     tl.store(inner + (batch * heads + head) * rows + i, tl.reduce(given * made, 1, total), mask=i < rows)
@@ -85,9 +86,10 @@ def backward_keys(
     count = (columns + N - 1) // N
     program = tl.program_id(0)
     kv_heads = heads // shared
-    own, batch = program // count % kv_heads, (program // count // kv_heads).to(tl.int64)
+    own, batch = (program // count % kv_heads).to(tl.int64), (program // count // kv_heads).to(tl.int64)
     j = program % count * N + tl.arange(0, N)
     d = tl.arange(0, D)
+    gt, qt, kt, vt, xt, yt, mt, dt = wide(gt), wide(qt), wide(kt), wide(vt), wide(xt), wide(yt), wide(mt), wide(dt)
     keys = part(k + batch * kb + own * kh, j, columns, kt, d, WIDTH, D, True)
     values = part(v + batch * vb + own * vh, j, columns, vt, d, WIDTH, D, True)
     acc_k = tl.full((N, D), 0.0, tl.float32)
@@ -150,10 +152,11 @@ def backward_queries(
     """The gradients of M queries."""
     count = (rows + M - 1) // M
     program = tl.program_id(0)
-    head, batch = program // count % heads, (program // count // heads).to(tl.int64)
+    head, batch = (program // count % heads).to(tl.int64), (program // count // heads).to(tl.int64)
     block = count - 1 - program % count
     i = block * M + tl.arange(0, M)
     d = tl.arange(0, D)
+    gt, qt, kt, vt, ot, mt, dt = wide(gt), wide(qt), wide(kt), wide(vt), wide(ot), wide(mt), wide(dt)
     queries = part(q + batch * qb + head * qh, i, rows, qt, d, WIDTH, D, True)
     given = part(grad + batch * gb + head * gh, i, rows, gt, d, WIDTH, D, True)
     keys, values = k + batch * kb + head // shared * kh, v + batch * vb + head // shared * vh

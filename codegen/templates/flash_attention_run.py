@@ -143,12 +143,17 @@ class Form:
         return rows.shape[0] * rows.shape[1] * -(-rows.shape[2] // each)
 
 
+def near(x: Tensor) -> Tensor:
+    """[B, H, T, D] with the heads of a batch less than 2**31 elements apart, as the forward kernel reads keys."""
+    return x if x.shape[1] * x.stride(1) < 1 << 31 else spread(x).copy_(x)
+
+
 def forward(
     run: Run, choose: Choose, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, keep: Tensor | None,
     grow: float, causal: bool, scale: float, safe: bool, tf32: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As ``dsc::flash_attention``."""
-    q, k, v = dense(query), dense(key), dense(value)
+    q, k, v = dense(query), near(dense(key)), near(dense(value))
     f = Form(q, k, mask, keep, grow, causal, scale, tf32)
     out, sums = spread(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     tile = f.tile(choose, "forward")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import LOG2E, part
+from dsc.codegen.templates.attention_tiles import LOG2E, part, wide
 from dsc.codegen.templates.flash_attention import LN2, walk
 from dsc.codegen.templates.flash_attention_backward import looked_at, readers
 
@@ -57,7 +57,7 @@ def forward(
 ):  # fmt: skip
     """``out`` and ``sums`` [H, total] of M queries; a query that sees nothing gives 0, and infinity."""
     program = tl.program_id(0)
-    head = program // tiles
+    head = (program // tiles).to(tl.int64)
     which, block, first, rows = located(tiles - 1 - program % tiles, q_ends, count, steps, M)
     row = block * M
     if (row < 0) | (row >= rows):
@@ -67,7 +67,7 @@ def forward(
     shift = right
     if FROM_END:
         shift += columns - rows
-    qt, kt, vt, ot = tl.cast(qt, tl.int64), tl.cast(kt, tl.int64), tl.cast(vt, tl.int64), tl.cast(ot, tl.int64)
+    qt, kt, vt, ot = wide(qt), wide(kt), wide(vt), wide(ot)
     i = row + tl.arange(0, M)
     d = tl.arange(0, D)
     queries = part(q + first * qt + head * qh, i, rows, qt, d, WIDTH, D, True)
@@ -92,7 +92,7 @@ def forward(
     sum_ = tl.where(sum_ == 0.0, 1.0, sum_)
     at = out + first * ot + head * oh + i[:, None] * ot + d[None, :]
     tl.store(at, (acc / sum_[:, None]).to(out.dtype.element_ty), mask=(i < rows)[:, None] & (d[None, :] < WIDTH))
-    tl.store(sums + head.to(tl.int64) * total + first + i, found, mask=i < rows)
+    tl.store(sums + head * total + first + i, found, mask=i < rows)
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def backward_keys(
 ):  # fmt: skip
     """The gradients of N ``KEYS``, of their ``VALUES``, or both: sums over the ``shared`` heads that read them."""
     program = tl.program_id(0)
-    own = program // tiles
+    own = (program // tiles).to(tl.int64)
     which, block, begin, columns = located(program % tiles, k_ends, count, steps, N)
     column = block * N
     if (column < 0) | (column >= columns):
@@ -114,8 +114,7 @@ def backward_keys(
     shift = right
     if FROM_END:
         shift += columns - rows
-    gt, qt, kt, vt = tl.cast(gt, tl.int64), tl.cast(qt, tl.int64), tl.cast(kt, tl.int64), tl.cast(vt, tl.int64)
-    xt, yt = tl.cast(xt, tl.int64), tl.cast(yt, tl.int64)
+    gt, qt, kt, vt, xt, yt = wide(gt), wide(qt), wide(kt), wide(vt), wide(xt), wide(yt)
     j = column + tl.arange(0, N)
     d = tl.arange(0, D)
     keys = part(k + begin * kt + own * kh, j, columns, kt, d, WIDTH, D, True)
@@ -131,7 +130,7 @@ def backward_keys(
     steep = scale * LOG2E
     for turn in range(shared):
         head = own * shared + turn
-        line = head.to(tl.int64) * total + first
+        line = head * total + first
         acc_k, acc_v = readers(
             keys, values, q + first * qt + head * qh, grad + first * gt + head * gh, sums + line, inner + line, q, q, j, d,
             acc_k, acc_v, start, stop, shift, span, rows, columns, steep, 1.0, qt, gt, 0, 0, 0, UPPER, LOWER, "none",
@@ -155,7 +154,7 @@ def backward_queries(
 ):  # fmt: skip
     """The gradients of M queries."""
     program = tl.program_id(0)
-    head = program // tiles
+    head = (program // tiles).to(tl.int64)
     which, block, first, rows = located(tiles - 1 - program % tiles, q_ends, count, steps, M)
     row = block * M
     if (row < 0) | (row >= rows):
@@ -167,13 +166,12 @@ def backward_queries(
         shift += columns - rows
     i = row + tl.arange(0, M)
     d = tl.arange(0, D)
-    gt, qt, kt, vt = tl.cast(gt, tl.int64), tl.cast(qt, tl.int64), tl.cast(kt, tl.int64), tl.cast(vt, tl.int64)
-    ot = tl.cast(ot, tl.int64)
+    gt, qt, kt, vt, ot = wide(gt), wide(qt), wide(kt), wide(vt), wide(ot)
     queries = part(q + first * qt + head * qh, i, rows, qt, d, WIDTH, D, True)
     given = part(grad + first * gt + head * gh, i, rows, gt, d, WIDTH, D, True)
     keys = k + begin * kt + head // shared * kh
     values = v + begin * vt + head // shared * vh
-    line = head.to(tl.int64) * total + first
+    line = head * total + first
     sum_ = tl.load(sums + line + i, mask=i < rows, other=float("inf")) * LOG2E
     product = tl.load(inner + line + i, mask=i < rows, other=0.0)
     acc = tl.full((M, D), 0.0, tl.float32)

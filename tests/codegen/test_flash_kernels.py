@@ -91,6 +91,32 @@ def test_a_row_that_sees_nothing_is_no_number_as_in_a_softmax() -> None:
     torch.testing.assert_close(out, want, equal_nan=True, atol=1e-6, rtol=1e-5)
 
 
+def test_masks_may_be_larger_than_32_bits_count() -> None:
+    """Rows of one and heads of the other lie further apart than 2**31 elements; only what is read has memory."""
+    case = Case(17, 1, 20, 50, 16, mask="bool", drop=True)
+    q, k, v, grad, mask, keep = case.operands()
+    assert mask is not None and keep is not None
+    apart = torch.empty(17 << 27, dtype=torch.bool).as_strided((1, 1, 17, 50), (0, 0, 1 << 27, 1))
+    far = torch.empty(17 << 27, dtype=torch.bool).as_strided((1, 17, 20, 50), (0, 1 << 27, 50, 1))
+    rows = slice(0, 17)
+    apart.copy_(mask[:, :1, rows])
+    far.copy_(keep)
+    q, grad, far = q[:, :, rows], grad[:, :, rows], far[:, :, rows]
+    settings = (apart.expand(1, 17, 17, 50), far, 1.25, False, 0.3)
+    near = (mask[:, :, rows], keep[:, :, rows], *settings[2:])
+    want = flash_attention.flash_attention(q, k, v, *near, True)
+    found = runs.forward(run, small, q, k, v, *settings, True)
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+    wanted = flash_attention.flash_attention_backward(grad, q, k, v, *want, *near)
+    torch.testing.assert_close(runs.backward(run, small, grad, q, k, v, *want, *settings), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_keys_whose_heads_lie_far_apart_are_laid_out_anew() -> None:
+    far = torch.empty(1, 32, 1 << 19, 128, device="meta")
+    assert runs.near(far).stride() == (1 << 31, 128, 1 << 12, 1)
+    assert runs.near(far[:, :31]).stride() == far.stride()
+
+
 def test_errors_are_no_larger_than_those_of_scores_rounded_in_memory() -> None:
     case = Case(2, 1, 64, 64, 32, causal=True, dtype=torch.float16)
     q, k, v, grad, _, _ = case.operands()
