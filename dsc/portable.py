@@ -34,7 +34,15 @@ HOMES = {
     "dsc.replay": ("rng_state", "set_rng_state"),
     "dsc.nm": ("alive_rows", "mm_of_rows", "mm_over_rows", "nm_keep", "nm_mask", "nm_refresh", "nm_stats"),
     "dsc.packed": ("cslt_compress", "cslt_mm", "pack24", "sparse_mm24"),
-    "dsc.precision.ops": ("mm8", "mm_tf32", "quantise", "quantise_both", "quantise_of"),
+    "dsc.precision.ops": (
+        "mm8",
+        "mm_tf32",
+        "quantise",
+        "quantise_both",
+        "quantise_of",
+        "quantise_by",
+        "quantise_both_by",
+    ),
 }
 """Operators that are registered where they are first wanted, by a module of dsc."""
 

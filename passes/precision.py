@@ -15,6 +15,7 @@ from dsc.manager import Pass, Remark, Report
 from dsc.passes.precision_apply import apply
 from dsc.passes.precision_calibrate import calibrate
 from dsc.passes.precision_control import apply_switched
+from dsc.passes.precision_maxima import find_maxima
 from dsc.passes.precision_measure import Measured
 from dsc.passes.precision_plan import plan
 from dsc.passes.precision_produce import fuse_producers
@@ -42,7 +43,8 @@ class Precision(Pass):
        within ``budget``.  ``file``: a plan that lies there is applied unchanged, else the new one is put there.
     3. 16-bit formats and tf32 round the operands; 8-bit ones scale them too, as ``dsc.precision.emulate`` says.  Operands
        are shared between products, 8-bit ones are saved for the backward in place of what they round.
-       On a GPU the kernel that rounds also computes the activation or sum before it, if nothing else reads that.
+       On a GPU the kernel that rounds also computes the activation or sum before it, if nothing else reads that; the maxima of
+       rows and whole matrices are nodes of their own, for the kernel that makes the values (``precision_maxima``).
     4. It must not fire: a product that is in the format already, of another dtype, of batches in 8 bits, or whose shape
        makes 8 bits slower on the target; in 8 bits the layer that feeds the loss, unless it is named.
     5. With a ``controller`` every product that can change its format looks it up when it runs, in the state, and reports
@@ -84,9 +86,11 @@ class Precision(Pass):
         else:
             formats, remarks = asked(parse(self.given or self.format, self.recipe), sites, target)
         fused: list[Node] = []
+        maxima: list[Node] = []
         if self.controller is None:
             apply(gm, sites, formats)
             fused = fuse_producers(gm) if target.kind == "cuda" else []
+            maxima = find_maxima(gm) if target.kind == "cuda" else []
         else:
             apply_switched(gm, sites, formats, self.controller, known, reports=learns)
         if known is not None and known.measured is not None and known.measured > 1.05 * known.budget > 0:
@@ -97,6 +101,10 @@ class Precision(Pass):
         did = [Remark(s.name, "did", why(s, formats[s.name], known)) for s in sites if s.name in formats]
         did += [
             Remark(n.name, "did", f"rounded where {n.args[1]} computes it, never in 16 bits in memory") for n in fused
+        ]
+        did += [
+            Remark(n.name, "did", f"its scales' maxima are found where {n.args[0]} is made, or in one read of it")
+            for n in maxima
         ]
         return Report(bool(formats), (*did, *remarks), numbers(sites, formats, target, known))
 

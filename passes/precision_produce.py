@@ -6,6 +6,7 @@ from torch.fx import GraphModule, Node
 
 from dsc import ops
 from dsc.passes.precision_apply import aten, fake
+from dsc.passes.precision_maxima import WIDE
 from dsc.precision import ops as eight
 
 
@@ -13,11 +14,12 @@ def fuse_producers(gm: GraphModule) -> list[Node]:
     """``quantise_both(view(gelu(x)))`` -> ``quantise_of([view(x)], "gelu")``, where nothing else reads the value.
 
     The operators are those of ``dsc.precision.ops.PRODUCERS``.  It must not fire where the backward, or a product in
-    another format, reads the value too.  Returns the new nodes.
+    another format, reads the value too, nor where a scale needs the maximum of a row or of all (``precision_maxima``).
+    Returns the new nodes.
     """
     out = []
     for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target is eight.quantise_both:
+        if node.op == "call_function" and node.target is eight.quantise_both and node.args[2] not in WIDE:
             found = producer(ops.operand(node, 0))
             if found is not None:
                 out.append(_replace(gm, node, *found))

@@ -17,6 +17,9 @@ from dsc.codegen.templates import gemm8, quantise8
 from dsc.codegen.triton_run import LANGUAGE, load_source
 from dsc.precision import emulate, ops
 
+WIDE = ("tensor", "row")
+"""Grains whose scales span more than a tile."""
+
 
 @lru_cache
 def kernel(source: str, name: str) -> Any:
@@ -33,26 +36,48 @@ def quantise_both(x: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor, Te
     return rounded(x, dtype, grain, along=True, across=True)
 
 
+def quantise_by(x: Tensor, amax: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor]:
+    q, s, _, _ = rounded(x, dtype, grain, along=True, across=False, amax=(amax, amax))
+    return q, s
+
+
+def quantise_both_by(
+    x: Tensor, amax: Tensor, amax_t: Tensor, dtype: str, grain: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return rounded(x, dtype, grain, along=True, across=True, amax=(amax, amax_t))
+
+
 def quantise_of(inputs: list[Tensor], producer: str, dtype: str, grain: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if grain in WIDE:  # the maximum is that of what is produced
+        return rounded(ops.PRODUCERS[producer](*inputs), dtype, grain, along=True, across=True)
     x, *others = (t.contiguous() for t in inputs)
     return rounded(x, dtype, grain, along=True, across=True, other=others[0] if others else x, producer=producer)
 
 
 def rounded(
-    x: Tensor, dtype: str, grain: str, along: bool, across: bool, other: Tensor | None = None, producer: str = ""
+    x: Tensor,
+    dtype: str,
+    grain: str,
+    along: bool,
+    across: bool,
+    other: Tensor | None = None,
+    producer: str = "",
+    amax: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One launch; where a scale spans more than a tile, its maximum is found first."""
+    """One launch; where a scale spans more than a tile, its maximum is found first, unless it is given for both directions."""
     rows, columns = x.shape
     stored, limit = emulate.STORED[dtype], emulate.LIMIT[dtype]
     q = x.new_empty((rows, columns) if along else (0, 0), dtype=stored)
     qt = x.new_empty((columns, rows) if across else (0, 0), dtype=stored)
     inverse = inverse_t = s = x.new_empty(emulate.scale_shape(rows, columns, grain), dtype=torch.float32)
     st = x.new_empty(emulate.scale_shape(columns, rows, grain), dtype=torch.float32)
-    if grain in ("tensor", "row"):
-        inverse = emulate.inverse_scale(emulate.largest(x, grain).float(), dtype, grain)
+    if grain in WIDE:
+        top = emulate.largest(x, grain) if amax is None else amax[0].reshape(s.shape)
+        inverse = emulate.inverse_scale(top.float(), dtype, grain)
         s, st, inverse_t = inverse.reciprocal(), inverse.reciprocal(), inverse
         if across and grain == "row":
-            inverse_t = emulate.inverse_scale(emulate.largest(x.t(), grain).float(), dtype, grain)
+            top = emulate.largest(x.t(), grain) if amax is None else amax[1].reshape(columns, 1)
+            inverse_t = emulate.inverse_scale(top.float(), dtype, grain)
             st = inverse_t.reciprocal()
     constants = quantise8.constants(grain, along, across, limit, dtype == "int8", producer)
     if x.numel():
@@ -132,6 +157,8 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "quantise": quantise,
     "quantise_both": quantise_both,
     "quantise_of": quantise_of,
+    "quantise_by": quantise_by,
+    "quantise_both_by": quantise_both_by,
     "mm8": mm8,
     "mm_tf32": mm_tf32,
 }

@@ -34,10 +34,14 @@ IN_ORDER = 2**24
 GRAINS = ("tensor", "row", "1x128", "128x128")
 
 
-def quantise(x: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor]:
-    """``x`` [R, C] -> values [R, C] in 8 bits, and fp32 scales of the shape ``scale_shape``."""
+def quantise(x: Tensor, dtype: str, grain: str, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``x`` [R, C] -> values [R, C] in 8 bits, and fp32 scales of the shape ``scale_shape``.
+
+    ``amax``: what ``largest`` would find, in any shape and dtype.
+    """
     x = x.float().contiguous()
-    inverse = inverse_scale(largest(x, grain), dtype, grain)
+    top = largest(x, grain) if amax is None else amax.float().reshape(scale_shape(x.shape[0], x.shape[1], grain))
+    inverse = inverse_scale(top, dtype, grain)
     limit = LIMIT[dtype]
     q = (x * spread(inverse, x.shape, grain)).clamp_(-limit, limit)
     if dtype == "int8":
@@ -45,12 +49,14 @@ def quantise(x: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor]:
     return q.to(STORED[dtype]), inverse.reciprocal_()
 
 
-def quantise_both(x: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def quantise_both(
+    x: Tensor, dtype: str, grain: str, amax: Tensor | None = None, amax_t: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``x`` and its transpose, each along its own rows.  Tiles and whole matrices have the same values both ways."""
-    q, s = quantise(x, dtype, grain)
+    q, s = quantise(x, dtype, grain, amax)
     if grain in ("tensor", "128x128"):
         return q, s, turned(q), turned(s)
-    return q, s, *quantise(x.t(), dtype, grain)
+    return q, s, *quantise(x.t(), dtype, grain, amax_t)
 
 
 def turned(x: Tensor) -> Tensor:

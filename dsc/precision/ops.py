@@ -2,6 +2,8 @@
 
     dsc::quantise(x [R, C], dtype, grain) -> (q [R, C], scale)
     dsc::quantise_both(x, dtype, grain) -> (q, scale, q of the transpose [C, R], its scale)
+    dsc::quantise_by(x, amax, dtype, grain), dsc::quantise_both_by(x, amax, amax of the transpose, dtype, grain) -> the same, with
+        the maxima that the scales need already found
     dsc::quantise_of(inputs, producer, dtype, grain) -> the same four, of what a pointwise operator makes of the inputs
     dsc::mm8(a [M, K], scale_a, b [N, K], scale_b, dtype) -> [M, N]
     dsc::mm_tf32(a [M, K], b [K, N]) -> fp32 [M, N], or with one more dimension in front of each
@@ -26,6 +28,11 @@ torch.library.define(
     "dsc::quantise_of",
     "(Tensor[] inputs, str producer, str dtype, str grain) -> (Tensor, Tensor, Tensor, Tensor)",
 )
+torch.library.define("dsc::quantise_by", "(Tensor x, Tensor amax, str dtype, str grain) -> (Tensor, Tensor)")
+torch.library.define(
+    "dsc::quantise_both_by",
+    "(Tensor x, Tensor amax, Tensor amax_t, str dtype, str grain) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 torch.library.define("dsc::mm8", "(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, ScalarType dtype) -> Tensor")
 torch.library.define("dsc::mm_tf32", "(Tensor a, Tensor b) -> Tensor")
 
@@ -43,7 +50,19 @@ def quantise_of(inputs: list[Tensor], producer: str, dtype: str, grain: str) -> 
     return emulate.quantise_both(PRODUCERS[producer](*inputs), dtype, grain)
 
 
+def quantise_by(x: Tensor, amax: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor]:
+    return emulate.quantise(x, dtype, grain, amax)
+
+
+def quantise_both_by(
+    x: Tensor, amax: Tensor, amax_t: Tensor, dtype: str, grain: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return emulate.quantise_both(x, dtype, grain, amax, amax_t)
+
+
 torch.library.impl("dsc::quantise", "CPU", emulate.quantise)
+torch.library.impl("dsc::quantise_by", "CPU", quantise_by)
+torch.library.impl("dsc::quantise_both_by", "CPU", quantise_both_by)
 torch.library.impl("dsc::quantise_of", "CPU", quantise_of)
 torch.library.impl("dsc::quantise_both", "CPU", emulate.quantise_both)
 torch.library.impl("dsc::mm8", "CPU", emulate.mm8)
@@ -76,6 +95,16 @@ def fake_quantise_of(
     return fake_quantise_both(inputs[0], dtype, grain)
 
 
+def fake_quantise_by(x: Tensor, amax: Tensor, dtype: str, grain: str) -> tuple[Tensor, Tensor]:
+    return fake_quantise(x, dtype, grain)
+
+
+def fake_quantise_both_by(
+    x: Tensor, amax: Tensor, amax_t: Tensor, dtype: str, grain: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return fake_quantise_both(x, dtype, grain)
+
+
 def fake_mm8(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
@@ -88,11 +117,15 @@ torch.library.impl("dsc::mm_tf32", "CPU", mm_tf32)
 torch.library.register_fake("dsc::quantise", fake_quantise)
 torch.library.register_fake("dsc::quantise_both", fake_quantise_both)
 torch.library.register_fake("dsc::quantise_of", fake_quantise_of)
+torch.library.register_fake("dsc::quantise_by", fake_quantise_by)
+torch.library.register_fake("dsc::quantise_both_by", fake_quantise_both_by)
 torch.library.register_fake("dsc::mm8", fake_mm8)
 torch.library.register_fake("dsc::mm_tf32", fake_mm_tf32)
 
 quantise = torch.ops.dsc.quantise.default
 quantise_both = torch.ops.dsc.quantise_both.default
+quantise_by_maxima = torch.ops.dsc.quantise_by.default
+quantise_both_by_maxima = torch.ops.dsc.quantise_both_by.default
 produced = torch.ops.dsc.quantise_of.default
 mm8 = torch.ops.dsc.mm8.default
 tf32 = torch.ops.dsc.mm_tf32.default

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dsc import bind
 from dsc.codegen import cubin
 from dsc.codegen.cubin import KernelFacts
 from dsc.codegen.templates import gemm8, quantise8
@@ -12,6 +13,8 @@ from dsc.codegen.triton import Schedule
 from dsc.codegen.triton_run import interpreted
 from dsc.precision import emulate, ops
 from dsc.precision.formats import BLOCK
+from dsc.steps import Step
+from kit_graphs import trace
 
 Tensor = torch.Tensor
 POINTER = {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5", "int8": "*i8"}
@@ -169,3 +172,20 @@ def test_fused_rounding_writes_8_bits_and_nothing_else(producer: str) -> None:
     assert ("y" in moved) == (producer == "silu_mul")
     assert (moved["q"] + moved["qt"] + 2 * 128 * 4) / elements <= 2.1
     assert facts.spilled == 0
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernel_that_makes_rows_finds_their_maxima(capability: int) -> None:
+    """Nothing is read for it, and nothing but a number a row is written."""
+
+    def f(h: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.nn.functional.gelu(h + b)
+        return y, y.abs().amax(1)
+
+    gm = trace(f, torch.empty(1024, 4096, dtype=torch.bfloat16), torch.empty(4096, dtype=torch.bfloat16))
+    nodes = tuple(n for n in gm.graph.nodes if n.op == "call_function")
+    kernel = bind.Binder("eager", "k").bind(Step(nodes, "k0")).kernel
+    facts = cubin.inspect(kernel, None, capability)
+    assert facts.spilled == 0 and [b.role for b in kernel.buffers].count("out") == 2
+    assert {a.buffer: a.width for a in facts.accesses if a.buffer in ("b0", "o0")} == {"b0": 16, "o0": 16}
+    assert len({a.line for a in facts.accesses if a.buffer == "b0"}) == 1, "one read"
