@@ -23,6 +23,9 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 WIDEST = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 64}
 """Of a head; its keys are the dtypes of operands."""
+APART = 256
+"""Heads so wide, padded to a power of two, that the gradients of keys and of values have a launch each: both sums would
+not fit into registers."""
 
 
 def spread(like: Tensor) -> Tensor:

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from dsc import cost, ops
+from dsc import cost, flash_attention, ops
 from dsc.target import Target
 from dsc.torch_shim import optimization_hint
 
 SHARES: Mapping[str, float] = {"flash": 1.0, "cudnn": 1.0, "efficient": 0.5, "triton": 0.7}
 """Kernel -> share of ``cost.EFFICIENCY["attention"]``."""
-PRODUCTS: Mapping[str, tuple[int, int]] = {"triton": (2, 7)}
-"""Products of [T, S] by D forward and backward: Triton's two loops make the scores twice.  Others: 2 and 5."""
 LAUNCHES: Mapping[str, tuple[int, int]] = {"triton": (1, 3)}
 """Others: 1 and 2."""
 
@@ -46,7 +44,7 @@ def fused(
 ) -> Spent:  # fmt: skip
     """One fused kernel and its backward.  ``others``: masks, which forward and each loop of the backward read."""
     pairs = math.prod(map(_hint, query.shape[:-1])) * _hint(key.shape[-2]) / (2 if causal else 1)
-    products, launches = PRODUCTS.get(kernel, (2, 5)), LAUNCHES.get(kernel, (1, 2))
+    products, launches = _products(kernel, _hint(query.shape[-1])), LAUNCHES.get(kernel, (1, 2))
     rate = _rate(query.dtype, target) * cost.EFFICIENCY["attention"] * SHARES[kernel]
     masks = sum(map(cost.stored_bytes, others))
     q, k = (float(math.prod(map(_hint, t.shape)) * t.element_size()) for t in (query, key))
@@ -96,11 +94,14 @@ def packed(kernel: str, p: Packed, keys: int, target: Target) -> Spent:
     if kernel == "flash":
         summed = 2 * k * (shared + 1) if shared > 1 else 0.0
         moved.append(5 * q + 4 * wide + 2 * k + 2 * k * shared + 3 * sums + summed)
+    elif kernel == "triton":
+        again = 2 * q + 2 * k + sums if _apart(width) else 0.0
+        moved.append(7 * q + 6 * k + 5 * sums + again)
     else:
-        moved.append(7 * q + 6 * k + 5 * sums if kernel == "triton" else 4 * q + 4 * k + 3 * sums)
+        moved.append(4 * q + 4 * k + 3 * sums)
     rate = _rate(p.dtype, target) * cost.EFFICIENCY["attention"] * SHARES[kernel]
     bandwidth = target.bandwidth * cost.BANDWIDTH_EFFICIENCY
-    parts = list(zip(PRODUCTS.get(kernel, (2, 5)), moved, LAUNCHES["triton"]))[: 2 if p.backward else 1]
+    parts = list(zip(_products(kernel, width), moved, LAUNCHES["triton"]))[: 2 if p.backward else 1]
     seconds = sum(
         max(2.0 * n * pairs * width / rate, m / bandwidth) + calls * cost.LAUNCH_SECONDS["cuda"]
         for n, m, calls in parts
@@ -122,6 +123,16 @@ def apart(nodes: Sequence[Node], target: Target) -> Spent:
         if n is not None:
             spent += Spent(cost.seconds(n, target), float(cost.bytes_moved(n)))
     return spent
+
+
+def _products(kernel: str, width: int) -> tuple[int, int]:
+    """Of [T, S] by D forward and backward: Triton's two loops make the scores twice, three loops thrice."""
+    return (2, 5) if kernel != "triton" else (2, 8) if _apart(width) else (2, 7)
+
+
+def _apart(width: int) -> bool:
+    """Whether the gradients of keys and values have a launch each."""
+    return width > flash_attention.APART // 2
 
 
 def _rate(dtype: torch.dtype, target: Target) -> float:

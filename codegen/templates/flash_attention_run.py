@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsc.codegen.templates.block_attention_run import dense, strides
-from dsc.flash_attention import spread
+from dsc.flash_attention import APART, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,6 @@ FULL: Table = {
     "backward_queries": {64: Tile(32, 16, 4, 1)},
 }
 """For fp32: wider heads keep too much in registers."""
-APART = 256
-"""Padded heads so wide that keys and values have a launch each: both sums would not fit into registers."""
 
 
 def padded(width: int) -> int:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dsc.codegen.templates.block_attention_run import dense
-from dsc.codegen.templates.flash_attention_run import APART, Choose, Run, Tile, padded
+from dsc.codegen.templates.flash_attention_run import Choose, Run, Tile, padded
+from dsc.flash_attention import APART
 
 SHORT = 64
 """Rows of a sequence, on average, up to which tiles of 64 rows waste less than those of 128."""
