@@ -29,7 +29,7 @@ def total(a, b):
 def tile(base, row, rows, stride, columns, width: tl.constexpr, valid):
     """[block, D] of a matrix with ``rows`` rows, from ``row`` on; zeros outside."""
     return tl.load(
-        base + row[:, None] * stride + columns[None, :], mask=(row[:, None] < rows) & (columns[None, :] < width) & valid,
+        base + row[:, None] * wide(stride) + columns[None, :], mask=(row[:, None] < rows) & (columns[None, :] < width) & valid,
         other=0.0,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dsc.codegen.templates.attention_tiles import larger, seen, tile, total
+from dsc.codegen.templates.attention_tiles import larger, seen, tile, total, wide
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def forward(
 ):  # fmt: skip
     """``out`` and ``sums`` of one block of queries; ``shared`` heads of queries have one of keys."""
     program = tl.program_id(0)
-    head, batch = program // count % heads, program // count // heads
+    head, batch = (program // count % heads).to(tl.int64), (program // count // heads).to(tl.int64)
     i = program % count * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     queries = tile(q + batch * qb + head * qh, i, length, qt, d, WIDTH, True)
@@ -46,7 +46,7 @@ def forward(
         top = new
     rows = i < length
     sum_ = tl.where(rows, sum_, 1.0)
-    at = out + batch * ob + head * oh + i[:, None] * ot + d[None, :]
+    at = out + batch * ob + head * oh + i[:, None] * wide(ot) + d[None, :]
     tl.store(at, (acc / sum_[:, None]).to(out.dtype.element_ty), mask=rows[:, None] & (d[None, :] < WIDTH))
     tl.store(sums + (batch * heads + head) * length + i, top + tl.log(sum_), mask=rows)
 
@@ -60,7 +60,7 @@ def backward_queries(
 ):  # fmt: skip
     """The gradient of one block of queries.  ``inner`` [B, H, T]: the products of rows of ``grad`` and of the output."""
     program = tl.program_id(0)
-    head, batch = program // count % heads, program // count // heads
+    head, batch = (program // count % heads).to(tl.int64), (program // count // heads).to(tl.int64)
     i = program % count * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     queries = tile(q + batch * qb + head * qh, i, length, qt, d, WIDTH, True)
@@ -78,7 +78,7 @@ def backward_queries(
         worth = tl.dot(given, tl.trans(tile(values, j, length, vt, d, WIDTH, block >= 0)), input_precision=PRECISION)
         slope = weights * (worth - product[:, None]) * scale
         acc += tl.dot(slope.to(some.dtype), some, input_precision=PRECISION)
-    at = dq + batch * ob + head * oh + i[:, None] * ot + d[None, :]
+    at = dq + batch * ob + head * oh + i[:, None] * wide(ot) + d[None, :]
     tl.store(at, acc.to(dq.dtype.element_ty), mask=(i < length)[:, None] & (d[None, :] < WIDTH))
 
 
@@ -95,7 +95,7 @@ def backward_keys(
     """
     program = tl.program_id(0)
     kv_heads = heads // shared
-    head, batch = program // count % kv_heads, program // count // kv_heads
+    head, batch = (program // count % kv_heads).to(tl.int64), (program // count // kv_heads).to(tl.int64)
     j = program % count * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     keys = tile(k + batch * kb + head * kh, j, length, kt, d, WIDTH, True)
@@ -104,7 +104,7 @@ def backward_keys(
     acc_v = tl.full((BLOCK, D), 0.0, tl.float32)
     for at in range(tl.load(start + program), tl.load(start + program + 1)):
         one = tl.load(reader + at)
-        own = one // count % heads
+        own = (one // count % heads).to(tl.int64)
         i = one % count * BLOCK + tl.arange(0, BLOCK)
         queries = tile(q + batch * qb + own * qh, i, length, qt, d, WIDTH, True)
         given = tile(grad + batch * gb + own * gh, i, length, gt, d, WIDTH, True)
@@ -118,5 +118,5 @@ def backward_keys(
         slope = weights * (worth - product[:, None]) * scale
         acc_k += tl.dot(tl.trans(slope.to(queries.dtype)), queries, input_precision=PRECISION)
     mask = (j < length)[:, None] & (d[None, :] < WIDTH)
-    tl.store(dk + batch * db + head * dh + j[:, None] * dt + d[None, :], acc_k.to(dk.dtype.element_ty), mask=mask)
-    tl.store(dv + batch * eb + head * eh + j[:, None] * et + d[None, :], acc_v.to(dv.dtype.element_ty), mask=mask)
+    tl.store(dk + batch * db + head * dh + j[:, None] * wide(dt) + d[None, :], acc_k.to(dk.dtype.element_ty), mask=mask)
+    tl.store(dv + batch * eb + head * eh + j[:, None] * wide(et) + d[None, :], acc_v.to(dv.dtype.element_ty), mask=mask)

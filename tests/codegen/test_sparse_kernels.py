@@ -205,6 +205,24 @@ def test_attention_as_on_the_cpu(kv: int, causal: bool, length: int) -> None:
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want))
 
 
+def test_attention_over_operands_of_more_than_32_bits_count(tmp_path: Path) -> None:
+    """Batches lie further apart than 2**31 elements, in a file with holes."""
+    g = torch.Generator().manual_seed(0)
+    near = [torch.randn(3, 1, 16, 8, generator=g).half() for _ in range(4)]
+    step = (1 << 30) + 64
+    far = []
+    for i, x in enumerate(near):
+        whole = torch.from_file(str(tmp_path / str(i)), shared=True, size=3 * step, dtype=torch.float16)
+        far.append(whole.as_strided(x.shape, (step, 128, 8, 1)).copy_(x))
+    index = torch.zeros(3, 1, 1, 1, dtype=torch.int32)
+    settings = (index, True, 16, 0.3)
+    want = block_attention_run.forward(run, *near[:3], *settings)
+    found = block_attention_run.forward(run, *far[:3], *settings)
+    assert all(map(torch.equal, found, want))
+    grads = block_attention_run.backward(run, near[3], *near[:3], *want, *settings)
+    assert all(map(torch.equal, block_attention_run.backward(run, far[3], *far[:3], *want, *settings), grads))
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 def test_attention_runs_on_tensor_cores_without_spills(capability: int) -> None:
     source = Path(attention.__file__).read_text()
