@@ -30,10 +30,15 @@ CALLS: Mapping[str, tuple[str, str]] = {
 tensors make the other two."""
 ENDS = (("cum_seq_q", "cum_seq_k"), ("cu_seq_q", "cu_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"))
 LONGEST = (("max_q", "max_k"), ("max_seqlen_q", "max_seqlen_k"))
-UNKNOWN = ("seqused_k", "seqlen_k", "alibi_slopes", "block_table", "bias", "window_size")
-"""Arguments that the kernel has not, if given; windows of the flash kernel aside."""
-SAME = ("query", "key", "value", "is_causal", "custom_mask_type", "scale", "dropout_p", "window_size", "window_size_left",
-        "window_size_right", *(name for pair in ENDS for name in pair))  # fmt: skip
+WINDOW = ("window_size_left", "window_size_right", "window_size")
+"""Of the flash kernel; the memory-efficient one has the last name for something else."""
+KNOWN = frozenset(
+    ("query", "key", "value", "is_causal", "custom_mask_type", "scale", "dropout_p", "return_debug_mask", "enable_gqa",
+     "num_splits", "compute_log_sumexp", *(name for pairs in (ENDS, LONGEST) for pair in pairs for name in pair))
+)  # fmt: skip
+"""Arguments that the kernel has, or that say nothing about results.  More come with every version of PyTorch."""
+SAME = ("query", "key", "value", "is_causal", "custom_mask_type", "scale", "dropout_p", *WINDOW,
+        *(name for pair in ENDS for name in pair))  # fmt: skip
 """Arguments that a gradient has to have of its forward."""
 BATCHED = 4
 """Rank of the memory-efficient kernel's operands: a batch of one."""
@@ -134,9 +139,9 @@ def write(rw: Rewriter, found: Found) -> Node:
 
 
 def _of_arguments(kernel: str, given: Mapping[str, object]) -> str | None:
-    unknown = [n for n in UNKNOWN if given.get(n) is not None and not (kernel == FLASH and n == "window_size")]
-    if unknown:
-        return f"{unknown[0]} is given"
+    known = KNOWN | set(WINDOW) if kernel == FLASH else KNOWN
+    if (other := next((n for n, x in given.items() if n not in known and x is not None), None)) is not None:
+        return f"{other} is given"
     if given.get("dropout_p"):
         return "dropout has random numbers of its own"
     if given.get("return_debug_mask"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,8 @@ from kit_graphs import trace
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 aten = torch.ops.aten
+TAKES = inspect.signature(varlen.varlen_attn).parameters
+SHARED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in TAKES else {}
 ENDS = (0, 10, 10, 40, 41, 60)
 Function = Callable[..., Any]
 
@@ -58,7 +61,7 @@ ATENS = ["torch_attn._varlen_attn.default", "torch_attn._varlen_attn_backward.de
 
 def causal(q: Tensor, k: Tensor, v: Tensor, e: Tensor, longest: int = 30, **settings: Any) -> tuple[Tensor, ...]:
     """A train step's part, with the sums of rows."""
-    given: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True, **settings}
+    given: dict[str, Any] = {"window_size": (-1, 0), **SHARED, **settings}
     out, sums = varlen.varlen_attn(q * 2, k, v, e, e, longest, longest, return_aux=varlen.AuxRequest(lse=True), **given)
     return out, sums, *torch.autograd.grad(out.float().square().sum(), (q, k, v))
 
@@ -169,9 +172,7 @@ def test_atens_own_calls() -> None:
 
 def test_without_a_gradient() -> None:
     given = [x.detach() for x in operands()]
-    gm, (remark,) = rewritten(
-        lambda q, k, v, e: varlen.varlen_attn(q, k, v, e, e, 30, 30, enable_gqa=True), *given, ends()
-    )
+    gm, (remark,) = rewritten(lambda q, k, v, e: varlen.varlen_attn(q, k, v, e, e, 30, 30, **SHARED), *given, ends())
     assert (remark.verdict, calls(gm)) == ("did", OURS[:1])
     assert gm(*given, ends()).shape == given[0].shape
 
@@ -186,7 +187,7 @@ def test_compiled_whole() -> None:
 
     @torch.compile(backend="dsc", options=options)
     def f(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> Tensor:
-        return varlen.varlen_attn(q * 2, k, v, e, e, 30, 30, window_size=(-1, 0), enable_gqa=True)  # type: ignore[no-any-return]
+        return varlen.varlen_attn(q * 2, k, v, e, e, 30, 30, window_size=(-1, 0), **SHARED)  # type: ignore[no-any-return]
 
     given = operands()
     out = f(*given, ends())
@@ -208,12 +209,13 @@ def summed(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     return aten._efficient_attention_forward(*(x[None] for x in (q, k, v)), None, e, e, 30, 30, 0.0, 0, True)[:2]  # type: ignore[no-any-return]
 
 
-def used(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> Tensor:
-    return varlen.varlen_attn(q.detach(), k.detach(), v.detach(), e, e, 30, 30, seqused_k=e[1:] - e[:-1])  # type: ignore[no-any-return]
+def biased(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> Tensor:
+    given = (q.detach()[None], k.detach()[None], v.detach()[None], q.new_zeros(1, 4, 60, 60))
+    return aten._efficient_attention_forward(*given, e, e, 30, 30, 0.0, 0, True)[0]  # type: ignore[no-any-return]
 
 
 def long_ends(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
-    return causal(q, k, v, e.long(), enable_gqa=True)
+    return causal(q, k, v, e.long())
 
 
 def turned(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
@@ -236,7 +238,7 @@ REFUSED: dict[str, tuple[Function, list[Tensor]]] = {
     "ends that are no row of int32": (long_ends, operands()),
     "rows that are not whole": (turned, operands()),
     "operands of sizes that differ": (not_square, operands(kv=4)),
-    "seqused_k is given": (used, operands(kv=4)),
+    "bias is given": (biased, operands(kv=4)),
     "what it says beside its output is read": (seeded, operands(kv=4)),
     "its mask leaves rows without a number": (lambda *a: efficient(*a, mask=2), operands(kv=4)),
     "lengths that ATen compares with the rows that there are": (lambda *a: efficient(*a, longest=61), operands(kv=4)),
@@ -249,6 +251,15 @@ def test_it_says_why_not(why: str) -> None:
     gm, (remark,) = rewritten(f, *given, ends())
     assert (remark.verdict, remark.why) == ("skipped", f"stays with ATen: {why}")
     assert not any(name in OURS for name in calls(gm))
+
+
+@pytest.mark.skipif("seqused_k" not in TAKES, reason="this torch has no such argument")
+def test_arguments_that_it_does_not_know() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> Tensor:
+        return varlen.varlen_attn(q, k, v, e, e, 30, 30, seqused_k=e[1:] - e[:-1])  # type: ignore[no-any-return]
+
+    _, (remark,) = rewritten(f, *(x.detach() for x in operands(kv=4)), ends())
+    assert (remark.verdict, remark.why) == ("skipped", "stays with ATen: seqused_k is given")
 
 
 def test_sums_of_the_memory_efficient_kernel_lie_otherwise() -> None:
