@@ -184,20 +184,24 @@ def test_the_operators_tell_shapes_and_strides() -> None:
 
 POINTERS = {"forward": "xxxxs", "backward_keys": "xxxxssxx", "backward_queries": "xxxxssx"}
 """x: of the operands' dtype; s: fp32."""
+SIZES = ("heads", "shared", "total", "count", "steps", "tiles", "right", "span")
 STRIDES = {"forward": 8, "backward_keys": 12, "backward_queries": 10}
 
 
 def facts(
     name: str, width: int, capability: int, pointer: str = "*bf16", half: str = "", upper: bool = True,
-    lower: bool = False, short: bool = False,
+    lower: bool = False, short: bool = False, ones: tuple[str, ...] = (),
 ) -> KernelFacts:  # fmt: skip
-    """Compiled with aligned pointers and strides, as almost all launches are; ``half``: KEYS or VALUES."""
+    """Compiled with aligned pointers and strides, as almost all launches are; ``half``: KEYS or VALUES.
+
+    ``ones``: sizes that are 1, which Triton takes as constants.
+    """
     tile = runs.tiles(capability)(name, runs.padded(width), 4 if pointer == "*fp32" else 2)
     if short:
         tile = varlen_run.short(name, tile)
     types = ["*fp32" if c == "s" else pointer for c in POINTERS[name]] + ["*i32"] * 2
     known = list(range(len(types)))
-    types += ["i32"] * 8 + ["fp32"]  # heads, shared, total, count, steps, tiles, right, span; scale
+    types += ["constexpr" if n in ones else "i32" for n in SIZES] + ["fp32"]
     known += [i + len(types) for i in range(STRIDES[name])]
     types += ["i32"] * STRIDES[name]
     fixed: dict[str, object] = {
@@ -208,6 +212,7 @@ def facts(
         fixed |= {"KEYS": half != "VALUES", "VALUES": half != "KEYS"}
     schedule = Schedule(num_warps=tile.warps, num_stages=tile.stages)
     types += ["constexpr"] * len(fixed)
+    fixed |= dict.fromkeys(ones, 1)
     return compile_source(source(name), name, types, fixed, known, schedule, capability)  # type: ignore[arg-type]  # constants of other types than int
 
 
@@ -241,6 +246,13 @@ def test_tiles_for_short_sequences_windows_and_no_order(width: int, capability: 
         check(facts(name, width, capability, half=half, lower=True), capability)
         check(facts(name, width, capability, half=half, upper=False), capability)
     check(facts("forward", 96, capability), capability)
+
+
+def test_sizes_of_one_are_constants() -> None:
+    """One sequence, heads that share nothing, a window of one."""
+    for name, half in KERNELS:
+        check(facts(name, 64, 90, half=half, ones=("shared", "count", "steps", "tiles")), 90)
+        check(facts(name, 64, 80, half=half, lower=True, ones=("heads", "shared", "steps", "right", "span")), 80)
 
 
 def test_fp32_stays_fp32() -> None:
