@@ -24,6 +24,7 @@ Operations of a ``let``:
     round    attr = storage dtype                    to that dtype's values and back: where eager rounds or wraps
     random   attr = "uniform"; args = seed, offset   Philox 4x32-10, first word, as a number in [0, 1)
     reduce   attr = sum | prod | max | min | any | all     over all reduce axes; max and min keep NaN
+    peak     attr = max                              over the last axis of the columns of a ``dot``, a value a block of columns
     collect  attr = sum                              over all parallel axes
     dot      attr = bf16 | f16 | tf32 | f32          the sum of products of two values rounded to that format, in f32
     the rest: POINTWISE below

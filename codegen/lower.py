@@ -47,7 +47,7 @@ class Bound:
 
 LOW = frozenset({"bf16", "f16"})
 NARROW = frozenset({"i32", "i16", "i8", "u8"})
-EXACT_OPS = frozenset({"neg", "abs", "max", "min", "where"})
+EXACT_OPS = frozenset({"neg", "abs", "max", "min", "where", "peak"})
 """Give a value of their operands' format: nothing to round."""
 
 
@@ -85,6 +85,8 @@ class Builder:
             axes |= self._axes_of(attr)
         if op in ("reduce", "dot"):
             axes -= {s.name for s in self.reduced}
+        if op == "peak":
+            axes -= {self.innermost.name}
         if op == "collect":
             axes &= {s.name for s in self.reduced}
         name = f"v{len(self.lets)}"
@@ -169,6 +171,11 @@ class Builder:
             raise Unlowerable(f"{kind} over rows and columns at once")
         return self.let("collect", (v,), kind, self.by_name[v].dtype)
 
+    @property
+    def innermost(self) -> sympy.Symbol:
+        """The last parallel axis."""
+        return next(s for s in reversed(self.symbols) if s not in self.reduced)
+
     def off_row(self, index: Index, across: bool = False) -> bool:
         """Whether the index moves with the reduce axes, or the others where a node reduces ``across``."""
         return any(not isinstance(i, int) and bool(i.free_symbols & self.over(across)) for i in index)
@@ -193,6 +200,8 @@ class Lowering:
     rules: Mapping[str, Rule]
     across: frozenset[Node] = frozenset()
     """Nodes that sum over the parallel axes."""
+    peaks: frozenset[Node] = frozenset()
+    """Nodes that take the maximum over the innermost parallel axis, of a product's columns."""
     values: dict[tuple[Node, int | None], Value] = field(default_factory=dict)
 
     def of(self, arg: object) -> Value:
@@ -294,12 +303,17 @@ def lower(
     build = Builder(space, numerics)
     across = frozenset(n for n in group if domain.across(n, space))
     late = domain.follow(group, across)
-    rows = next((product((p.batch, p.m)) for p in map(products.of, group) if p is not None), None)
-    low = Lowering(build, frozenset(group), rules, across)
+    multiplied = next((p for p in map(products.of, group) if p is not None), None)
+    rows = product((multiplied.batch, multiplied.m)) if multiplied is not None else None
+    peaks = frozenset(n for n in group if multiplied is not None and products.peaks(n, multiplied))
+    low = Lowering(build, frozenset(group), rules, across, peaks)
     stores: list[tuple[Node, Extent, str]] = []
     for out in outputs:
         t = ops.tensor(out)
-        index = column_index(build, shape(t)) if out in late else output_index(build, shape(t), rows)
+        if out in peaks:
+            index = block_index(build, shape(t))
+        else:
+            index = column_index(build, shape(t)) if out in late else output_index(build, shape(t), rows)
         v = low.node(out)
         dtype = ops.SHORT[t.dtype]
         strides = tuple(domain.extent(s) for s in t.stride())
@@ -396,6 +410,14 @@ def column_index(build: Builder, s: tuple[Extent, ...]) -> Index:
     chosen = [(a, build.ranges[a]) for a in build.symbols if a in build.reduced]
     if not same(domain.product(s), domain.product(e for _, e in chosen)):
         raise Unlowerable(f"output {list(map(str, s))} has not an element a column")
+    return indexing.reshape(tuple(a for a, _ in chosen), [e for _, e in chosen], s, build.ranges)
+
+
+def block_index(build: Builder, s: tuple[Extent, ...]) -> Index:
+    """Index of what has an element for each block of a product's columns: all parallel axes but the innermost."""
+    chosen = [(a, build.ranges[a]) for a in build.symbols if a not in build.reduced and a != build.innermost]
+    if build.ranges[build.innermost] != products.PEAK or not same(product(s), product(e for _, e in chosen)):
+        raise Unlowerable("blocks of columns that are cut in other pieces")
     return indexing.reshape(tuple(a for a, _ in chosen), [e for _, e in chosen], s, build.ranges)
 
 

@@ -62,6 +62,10 @@ def check(kernel: Kernel) -> None:
         along = {str(e) for e in x.index.free_symbols} & names
         if along & summed and along != a.axes:
             raise Unlowerable("something that is neither in the rows nor in the result of a product")
+    found = {x.name for x in kernel.lets if x.op == "peak"}
+    columns = [x for x in kernel.parallel if x.name in b.axes - a.axes]
+    if found and (len(columns) != 2 or any(found & {*x.args} for x in kernel.lets)):
+        raise Unlowerable("maxima of blocks of columns that something else of the kernel reads, or that are cut")
     if any(x.op == "reduce" and (level[x.name] > level[v.name] or x.axes - a.axes) for x in kernel.lets):
         raise Unlowerable("a product and reductions that are not of its rows")
 

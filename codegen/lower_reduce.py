@@ -72,6 +72,8 @@ def reduction(kind: str, *, keep: int | None = 2, mean: bool = False) -> Rule:
 
         def at(index: Index) -> str:
             full = index if kept else unreduce(index, row.dims, len(x.shape))
+            if n in low.peaks:
+                return b.result(b.let("peak", (b.cast(x.at((*full[:-1], b.innermost)), wide),), kind), result)
             v = row.total(kind, b.cast(x.at(row.along(full)), wide))
             return b.result(b.let("div", (v, b.index(row.count, wide))) if mean else v, result)
 

@@ -137,8 +137,8 @@ class Emitter:
         """Axes that no line mentions: the accesses walk several as one."""
         for a in self.n.kernel.axes:
             found = [i for i, line in enumerate(self.lines) if re.search(rf"\b{a.name}\b", line)]
-            if len(found) == 1 and self.lines[found[0]].lstrip().startswith(f"{a.name} = "):
-                del self.lines[found[0]]
+            if all(self.lines[i].lstrip().startswith(f"{a.name} = ") for i in found):
+                self.lines[:] = [line for i, line in enumerate(self.lines) if i not in found]
 
     def decode(self, side: str) -> None:
         """The axes of a side, and its mask, from the linear index."""

@@ -66,10 +66,36 @@ def body(c: Emitter) -> None:
     wanted = c.needed(c.named(ends), stop_at=done)
     drawn = c.needed([v.name for v in n.kernel.lets if v.op == "random" and v.name in wanted], stop_at=done)
     c.compute(v for v in n.kernel.lets if v.name in drawn)
-    c.compute(v for v in n.kernel.lets if v.name in wanted - drawn)
+    c.compute(v for v in n.kernel.lets if v.name in wanted - drawn and v.op != "peak")
     c.barrier()
+    peaks = {v.name: v for v in n.kernel.lets if v.op == "peak"}
     for s in ends:
+        if s.value in peaks:
+            peak(c, s, peaks[s.value], column)
+            continue
         c.write([s], "" if "r" in c.values.along(s.index) else first)
+    c.drop_unread_axes()
+
+
+def peak(c: Emitter, s: Store, v: Let, column: str) -> None:
+    """Stores the largest of each block of columns of a tile, which has whole blocks."""
+    values, (outer, inner) = c.values, c.n.reduced
+    width, block = int(inner.extent), values.fresh("block")
+    tile = values.arg(v.args[0])
+    if values.sides[v.args[0]] != frozenset("xr"):
+        tile = f"tl.broadcast_to({tile}, [XB, RB])"
+    c.w(f"{block} = {column} * (RB // {width}) + tl.arange(0, RB // {width})[None, :]")
+    c.w(f"{v.name} = tl.reduce(tl.reshape({tile}, [XB, RB // {width}, {width}]), 2, {values.combine(v)})")
+    index = sympy.sympify(s.index)
+    names = {x.name: x for x in index.free_symbols}
+    place = values.place(
+        s.buffer, index.xreplace({names[outer.name]: sympy.Symbol(block, integer=True, nonnegative=True)})
+    )
+    masks = values.masks(frozenset("x"))
+    if values.masked["r"]:
+        masks.append(f"({block} < {text(sympy.sympify(outer.extent))})")
+    mask = f", mask={' & '.join(masks)}" if masks else ""
+    c.w(f"tl.store({place}, {v.name}.to({TYPES[c.n.kernel.buffer(s.buffer).dtype]}){mask})")
 
 
 def _sides(c: Emitter) -> tuple[Emitter, Emitter]:

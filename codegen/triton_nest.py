@@ -204,7 +204,7 @@ def longest(n: Nest) -> int:
 def cuttable(n: Nest) -> bool:
     """Whether a product's contraction may be cut: nothing else is computed of its rows, summed, checked or kept along it."""
     kernel = n.kernel
-    if kernel.sizes or rows_computed(n) or any(v.op in ("reduce", "collect", "check") for v in kernel.lets):
+    if kernel.sizes or rows_computed(n) or any(v.op in ("reduce", "collect", "check", "peak") for v in kernel.lets):
         return False
     summed = {a.name for a in kernel.reduced}
     if any(summed & {str(x) for x in sympy.sympify(s.index).free_symbols} for s in kernel.stores):

@@ -54,8 +54,10 @@ class Binder:
 def space(step: Step) -> Space:
     """The nest in which all nodes of the group meet."""
     computed = [n for n in step.nodes if ops.info(n).kind != "item"]
-    made = [products.space(p) for n in computed if (p := products.of(n)) is not None]
-    spaces = [*made, *sorted((domain.of(n) for n in computed if products.of(n) is None), key=lambda s: not s.reduces)]
+    multiplied = [p for n in computed if (p := products.of(n)) is not None]
+    first = multiplied[0] if multiplied else None
+    others = (products.space_of(n, first) for n in computed if products.of(n) is None)
+    spaces = [*map(products.space, multiplied), *sorted(others, key=lambda s: not s.reduces)]
     wanted = [domain.plain(ops.tensor(n)) for n in results(step)]
     met = spaces[0] if spaces[0].reduces else wanted[0]
     for s in [*spaces[1:], *wanted]:

@@ -81,6 +81,32 @@ def of(node: Node) -> Product | None:
     return Product(node, ops.operand(node, 0), ops.operand(node, 1), None, 1.0, 1.0, "tf32" if name == _TF32 else form)
 
 
+PEAK = 64
+"""Columns of a product of which one kernel finds the largest: every tile of a format with a matrix unit has whole ones."""
+
+
+def peaks(node: Node, p: Product) -> bool:
+    """Whether a node takes the maximum of every ``PEAK`` columns, side by side, of values that lie as the product's result."""
+    if node.op != "call_function" or ops.name_of(node) != "amax.default" or p.form == "f32":
+        return False
+    x = ops.tensor(ops.operand(node, 0))
+    s, blocks = domain.shape(x), domain.divide(p.n, PEAK)
+    if len(s) < 3 or s[-1] != PEAK or ops.reduced_dims(node) != (len(s) - 1,) or not isinstance(blocks, int):
+        return False
+    return (
+        blocks > 1
+        and domain.same(s[-2], blocks)
+        and domain.same(domain.product(s), domain.product((p.batch, p.m, p.n)))
+    )
+
+
+def space_of(node: Node, p: Product | None) -> Space:
+    """Where a node of a product's kernel runs: of ``peaks`` at all that is compared."""
+    if p is not None and peaks(node, p):
+        return domain.plain(ops.tensor(ops.operand(node, 0)))
+    return domain.of(node)
+
+
 def space(p: Product) -> Space:
     """The nest that computes it: rows and columns, and the contraction, which it reduces."""
     return Space(domain.without_ones((Dim(p.batch), Dim(p.m), Dim(p.n), Dim(p.k, True))))

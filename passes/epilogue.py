@@ -4,6 +4,7 @@
 2. What it may take of that group is its pointwise part: all nodes that need no reduction, and whose results that are
    wanted elsewhere have an element for each of the product's.  The rest stays a group and reads what was stored, and
    what it can compute from that it computes.
+   The largest of each block of columns is taken too (``products.peaks``): a tile has whole blocks.
 3. Nothing is taken if a path leads from the product to it through a third, if an input is written in place, or if a side
    of the product is shorter than ``LEAST``.
 4. It is taken if one kernel is modelled to take less time than the library and the group (``dsc.passes.gemm_model``);
@@ -96,12 +97,16 @@ def tail(g: Groups, p: Product, home: str) -> list[Node]:
     after: set[Node] = {p.node}
     for n in g.nodes[home]:
         roots = {storage_of(a) for a in n.all_input_nodes}
-        if ops.info(n).kind not in ("pointwise", "create") or ops.may_fail(n) or not (roots & inside) <= early:
+        if (
+            (ops.info(n).kind not in ("pointwise", "create") and not products.peaks(n, p))
+            or ops.may_fail(n)
+            or not (roots & inside) <= early
+        ):
             continue
         if not isinstance(n.meta.get("val"), torch.Tensor):
             continue
         if roots & after:
-            if domain.meet(mine, domain.of(n)) is None or not in_order(n, after):
+            if domain.meet(mine, products.space_of(n, p)) is None or not in_order(n, after):
                 continue
             after.add(n)
         early.add(n)
@@ -113,12 +118,17 @@ def tail(g: Groups, p: Product, home: str) -> list[Node]:
         kept = {n for n in kept if n not in bad and not depends(n, bad)}
     if not any(p.node in {storage_of(a) for a in n.all_input_nodes} for n in kept) or len(kept) >= g.limit:
         return []
-    return sorted(trimmed(g, kept, inside), key=g.order.__getitem__)
+    return sorted(trimmed(g, p, kept, inside), key=g.order.__getitem__)
 
 
-def trimmed(g: Groups, kept: set[Node], inside: set[Node]) -> set[Node]:
-    """Without what the rest of the group can compute from values that are stored anyway: a square, a wider copy."""
+def trimmed(g: Groups, p: Product, kept: set[Node], inside: set[Node]) -> set[Node]:
+    """Without what the rest of the group can compute from values that are stored anyway: a square, a wider copy.
+
+    Maxima are kept: they are there so that nothing is read again.
+    """
     for n in sorted(kept, key=g.order.__getitem__, reverse=True):
+        if products.peaks(n, p):
+            continue
         roots = {storage_of(a) for a in n.all_input_nodes}
         if (
             cost.read_outside(n, kept)

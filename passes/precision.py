@@ -90,7 +90,7 @@ class Precision(Pass):
         if self.controller is None:
             apply(gm, sites, formats)
             fused = fuse_producers(gm) if target.kind == "cuda" else []
-            maxima = find_maxima(gm) if target.kind == "cuda" else []
+            maxima = find_maxima(gm, target) if target.kind == "cuda" else []
         else:
             apply_switched(gm, sites, formats, self.controller, known, reports=learns)
         if known is not None and known.measured is not None and known.measured > 1.05 * known.budget > 0:

@@ -34,7 +34,7 @@ class Maxima(Pass):
     runs_on: ClassVar[Literal["joint", "graph", "both"]] = "joint"
 
     def run(self, gm: Any, target: Target) -> Report:
-        return Report(bool([*fuse_producers(gm), *find_maxima(gm)]))
+        return Report(bool([*fuse_producers(gm), *find_maxima(gm, target)]))
 
 
 def normed(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -57,7 +57,7 @@ def test_the_same_numbers(dtype: str, grain: str, both: bool) -> None:
     quantise = eight.quantise_both if both else eight.quantise
     gm = trace(lambda x: quantise(torch.relu(x) - 1, dtype, grain), x)
     want = gm(x)
-    (made,) = find_maxima(gm)
+    (made,) = find_maxima(gm, H100)
     gm.recompile()
     assert "_by" in ops.name_of(made)
     for got, exact in zip(gm(x), want, strict=True):
@@ -71,7 +71,7 @@ def test_blocks_are_left_to_the_kernel_that_rounds() -> None:
         lambda x: eight.quantise_both(torch.relu(x), "e4m3", "128x128"),
     ):
         gm = trace(f, x)
-        assert find_maxima(gm) == [] and len(fuse_producers(gm)) == 1
+        assert find_maxima(gm, H100) == [] and len(fuse_producers(gm)) == 1
 
 
 @pytest.mark.parametrize("grain", ["tensor", "row"])
@@ -82,11 +82,49 @@ def test_an_activation_is_not_rounded_before_its_maximum_is_known(grain: str) ->
         return eight.quantise_both(torch.nn.functional.gelu(y + b), "e4m3", grain)  # type: ignore[no-any-return]
 
     gm = trace(f, torch.empty(1024, 2048, dtype=torch.bfloat16), torch.empty(2048, dtype=torch.bfloat16))
-    assert fuse_producers(gm) == [] and len(find_maxima(gm)) == 1
+    assert fuse_producers(gm) == [] and len(find_maxima(gm, H100)) == 1
     Fuse().run(gm, H100)
     groups = {ops.name_of(n): notes(n).group for n in reversed(gm.graph.nodes) if n.op == "call_function"}
     rows = next(n for n in gm.graph.nodes if ops.name_of(n) == "amax.default")
     assert notes(rows).group == groups["gelu.default"] == groups["add.Tensor"] is not None
+
+
+def feed(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    y = torch.nn.functional.gelu(torch.addmm(b, x, w.t()))
+    return eight.quantise(y, "int8", "row")  # type: ignore[no-any-return]
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16)
+
+
+def test_a_product_finds_the_maxima_of_its_blocks(golden: Golden) -> None:
+    inputs = bf16(4096, 512), bf16(2048, 512), bf16(2048)
+    golden(story(trace(feed, *inputs), Maxima(), Fuse(), where=target.find("a100")))
+
+
+def test_a_product_that_stays_with_the_library_leaves_its_rows_whole() -> None:
+    """Of long sums; and one whose columns are no whole blocks."""
+    for k, n in ((16384, 2048), (512, 2040)):
+        gm = trace(feed, bf16(4096, k), bf16(n, k), bf16(n))
+        find_maxima(gm, H100)
+        assert not any(ops.name_of(m) == "view.default" for m in gm.graph.nodes)
+        assert sum(ops.name_of(m) == "amax.default" for m in gm.graph.nodes) == 1
+
+
+@pytest.mark.parametrize("grain", ["tensor", "row"])
+def test_the_maxima_of_blocks_give_the_same_numbers(grain: str) -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return eight.quantise_both(torch.relu(x @ w), "e4m3", grain)  # type: ignore[no-any-return]
+
+    x, w = (torch.randn(*s, generator=torch.Generator().manual_seed(s[0])).bfloat16() for s in ((512, 64), (64, 256)))
+    gm = trace(f, x, w)
+    want = gm(x, w)
+    find_maxima(gm, target.find("a100"))
+    gm.recompile()
+    assert any(ops.name_of(m) == "view.default" for m in gm.graph.nodes)
+    for got, exact in zip(gm(x, w), want, strict=True):
+        assert torch.equal(got.float(), exact.float())
 
 
 @pytest.mark.parametrize("grain", ["tensor", "row", "1x128"])
