@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dsc import blame, collector, compiler, errors, traps, warm, watch
+from dsc import absent, blame, collector, compiler, errors, traps, warm, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
@@ -47,27 +47,35 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     make = compiler.make(options, find_target(options, example_inputs), watchers, keep, example_inputs)
     key = warm.key_of(gm, example_inputs, make)
     if key is not None and (kept := warm.find(key, example_inputs, make)) is not None:
-        return restored(kept)
+        return restored(absent.restore(*kept))
+    depends: list[absent.Depends] = []
 
     def compile_as(kind: str) -> Callable[[GraphModule, Sequence[Any]], compiler.Compiled]:
         return warm.compile_as(kind, make) if key else lambda g, _: compiler.compile_aten(g, kind, make)[0]
+
+    def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        depends[:] = [absent.depends(joint, kwargs["num_fwd_outputs"])]
+        return compiler.split(compiler.run_joint(joint, make), inputs, **kwargs)
+
+    def reach() -> absent.Reach | None:
+        return absent.reach(*depends) if depends else None
 
     aot = joint_compiler(
         fw_compiler=compile_as("forward"),
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
-        partition_fn=lambda joint, inputs, **kwargs: compiler.split(compiler.run_joint(joint, make), inputs, **kwargs),
+        partition_fn=partition,
         keep_inference_input_mutations=traps.keeps_writes(gm),
     )
     try:
         compiled: Callable[..., Any] = (
-            warm.compiled(key, gm, example_inputs, aot, make) if key else aot(gm, example_inputs)
+            warm.compiled(key, gm, example_inputs, aot, make, reach) if key else aot(gm, example_inputs)
         )
     except (errors.DscError, errors.DscWarning, TorchDynamoException):
         raise  # warnings that the user made errors
     except Exception as why:
-        compiled = in_eager(gm, f"AOTAutograd raised {compiler.first_line(why)}", watchers)
-    return restored(compiled)
+        return restored(in_eager(gm, f"AOTAutograd raised {compiler.first_line(why)}", watchers))
+    return restored(absent.restore(compiled, reach()))
 
 
 def listeners(options: Options) -> tuple[Watcher, ...]:

@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -267,6 +268,44 @@ def joint_compiler(**given: Any) -> Callable[..., Any]:
         return disable(made, reason="compiled by dsc")  # type: ignore[no-any-return]
 
     return compile_graph
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """Gradients that a compiled graph's backward takes, and where they come from."""
+
+    places: tuple[int, ...]
+    """Of each tangent of the joint graph: which result of the autograd node it belongs to."""
+
+    results: tuple[int, ...]
+    """Results of the graph that hang on that node, or are views of what it gave."""
+
+
+def tangents_noted() -> Tangents | None:
+    """What AOTAutograd noted of the graph that it has just compiled; None of graphs with subclasses of tensors.
+
+    The node gives written inputs first, then results, then what results are views of.
+    """
+    context = importlib.import_module("torch._guards").TracingContext.try_get()
+    noted = getattr(context, "fw_metadata", None)
+    if noted is None or any(type(m).__name__ != "PlainTensorMeta" for m in noted.subclass_inp_meta):
+        return None
+    kinds = importlib.import_module("torch._functorch._aot_autograd.schemas").OutputType
+    own = (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view)
+    written = [noted.input_info[i] for i in noted.mutated_inp_runtime_indices]
+    differ = [issubclass(o.raw_type, torch.Tensor) and o.requires_grad_for_backward for o in noted.output_info]
+    places = [i for i, x in enumerate(written) if x.mutates_data and x.requires_grad]
+    places += [len(written) + i for i, o in enumerate(noted.output_info) if differ[i] and o.output_type in own]
+    bases = len(written) + len(noted.output_info)
+    places += range(bases, bases + noted.num_intermediate_bases)
+    of_inputs = (kinds.is_input, kinds.alias_of_input)
+    results = [i for i, o in enumerate(noted.output_info) if differ[i] and o.output_type not in of_inputs]
+    return Tangents(tuple(places), tuple(results))
+
+
+def is_compiled_node(node: object) -> bool:
+    """Whether a node of autograd is the backward of a graph that AOTAutograd compiled."""
+    return type(node).__name__ == "CompiledFunctionBackward"
 
 
 def serializable_compiler(compile_graph: Callable[..., Any]) -> Any:

@@ -30,22 +30,23 @@ def find(gm: GraphModule) -> str | None:
 
 
 def keeps_writes(gm: GraphModule) -> bool:
-    """Whether writes to inputs may stand in a graph without a backward.
+    """Whether writes to inputs may stand in the graph, rather than be made behind it.
 
-    Not where an input wants gradients and no result has one: AOTAutograd then gives a written input out in place of a
-    result, if another is written behind autograd's back (``x.mul_(2); y.detach().mul_(2)``).
+    AOTAutograd (``create_functionalized_fn``) puts a written input in the place of the result that is that input, but
+    forgets that inputs whose writes must be made behind the graph, since they want gradients or get another layout, go
+    before the results: with such a write beside it, it overwrites another result.
     """
-
-    def wants_grad(n: Node) -> bool:
-        value = n.meta.get("example_value")
-        return isinstance(value, torch.Tensor) and value.requires_grad
-
-    inputs = gm.graph.find_nodes(op="placeholder")
-    return not any(map(wants_grad, inputs)) or any(map(wants_grad, gm.graph.output_node().all_input_nodes))
+    values = {n: n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")}
+    inputs = [v for v in values.values() if isinstance(v, torch.Tensor)]
+    results = [v for n in gm.graph.output_node().all_input_nodes if (v := _tensor(n)) is not None]
+    if not any(_of_one_storage(r, x) for r in results for x in inputs if x.layout == torch.strided):
+        return True
+    lays_out = any(_name(n) in LAYS_OUT for n in gm.graph.nodes)
+    return not (lays_out or any(x.requires_grad for x in inputs))
 
 
 def _check(node: Node) -> str | None:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = _name(node)
     if (written := _written(node, name)) is not None:
         if _overlaps(written):
             return f"{name} writes to a tensor several elements of which are one place in memory"
@@ -55,6 +56,10 @@ def _check(node: Node) -> str | None:
         return None
     parameters, trap = TRAPS[name]
     return trap({**dict(zip(parameters.split(), node.args)), **node.kwargs})
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _multilabel_margin(arguments: dict[str, Any]) -> str | None:
@@ -137,6 +142,13 @@ def _interpolate(arguments: dict[str, Any]) -> str | None:
         return "AOTAutograd rounds the interpolation of bytes otherwise"
     return None
 
+
+LAYS_OUT = frozenset(
+    """
+    t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_ set_ detach_ rename_
+    """.split()
+)
+"""In-place methods that change what a tensor is, rather than its elements."""
 
 _RECURRENT = "input hx params has_biases num_layers dropout train bidirectional batch_first"
 

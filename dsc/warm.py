@@ -110,15 +110,18 @@ def key_of(gm: GraphModule, inputs: Sequence[Any], make: Compiler) -> str | None
         return None
 
 
-def find(key: str, inputs: Sequence[Any], make: Compiler) -> Callable[..., Any] | None:
-    """The graph as a function with eager's calling convention, if it was compiled before and serves these sizes."""
+def find(key: str, inputs: Sequence[Any], make: Compiler) -> tuple[Callable[..., Any], Any] | None:
+    """The graph as a function with eager's calling convention, if it was compiled before and serves these sizes.
+
+    With it comes what was ``noted`` then.
+    """
     data = cache.read(folder(make) / f"{key}.graph")
     if data is None:
         return None
     token = _COMPILER.set(make)
     try:
-        kept = pickle.loads(data)
-        return function_of(kept, inputs) if guards_hold(kept, inputs) else None
+        kept, noted = pickle.loads(data)
+        return (function_of(kept, inputs), noted) if guards_hold(kept, inputs) else None
     except Exception as why:  # of another version of something, or kernels that cannot be built: compiled again
         LOG.debug("A kept graph could not be used: %s", why)
         return None
@@ -126,15 +129,22 @@ def find(key: str, inputs: Sequence[Any], make: Compiler) -> Callable[..., Any] 
         _COMPILER.reset(token)
 
 
-def compiled(key: str, gm: GraphModule, inputs: Sequence[Any], aot: Callable[..., Any], make: Compiler) -> Any:
-    """What ``aot`` makes of the graph, kept on disk."""
+def compiled(
+    key: str,
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    aot: Callable[..., Any],
+    make: Compiler,
+    noted: Callable[[], object],
+) -> Any:
+    """What ``aot`` makes of the graph, kept on disk with what was ``noted`` meanwhile."""
     with keepable_aot():
         function = aot(gm, inputs)
     try:
         if (found := keepable(function)) is not None and not make.left_to_aten:
             where = folder(make)
             build.guard(where)
-            cache.write(where / f"{key}.graph", pickle.dumps(found))
+            cache.write(where / f"{key}.graph", pickle.dumps((found, noted())))
             cache.evict(where, spare=key)
     except Exception as why:  # keeping is a favour: whatever cannot be pickled or written is not kept
         LOG.debug("Not kept on disk: %s", why)

@@ -36,6 +36,9 @@ class Case:
     grad: bool = False
     """Back-propagate fixed cotangents; compare the gradients of inputs and parameters."""
 
+    loss: Sequence[int] | None = None
+    """Which of the results that have gradients the loss is made of.  None: all."""
+
     tol: Tolerance | None = None
     """None: those that torch.testing gives the dtype."""
 
@@ -126,7 +129,7 @@ def call(case: Case, fn: Callable[..., Any], number: int, arguments: tuple[Any, 
         )
         out.values = [t.detach().clone() if isinstance(t, Tensor) else t for t in out.results]
         if case.grad:
-            out.gradients = gradients(fn, results, inputs, number)
+            out.gradients = gradients(fn, results, inputs, number, case.loss)
         out.inputs = [t.detach().clone() for t in inputs]
         out.generator = random_state()
         if case.check is not None:
@@ -136,10 +139,13 @@ def call(case: Case, fn: Callable[..., Any], number: int, arguments: tuple[Any, 
     return out
 
 
-def gradients(fn: object, results: list[Tensor], inputs: list[Tensor], number: int) -> list[Tensor | None]:
+def gradients(
+    fn: object, results: list[Tensor], inputs: list[Tensor], number: int, loss: Sequence[int] | None
+) -> list[Tensor | None]:
     """Of leaf inputs and parameters, for fixed cotangents of the results."""
     generator = torch.Generator().manual_seed(7 + number)
     outs = [t for t in results if t.requires_grad]
+    outs = outs if loss is None else [outs[i] for i in loss]
     cotangents = []
     for t in outs:
         c = torch.randn(t.shape, generator=generator, dtype=torch.float64, device="cpu")

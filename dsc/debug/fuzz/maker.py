@@ -7,6 +7,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -110,7 +111,7 @@ class Maker:
     def drawn(self, outputs: Sequence[int] = ()) -> Program:
         """What was drawn so far."""
         whole = Program(tuple(self.inputs), tuple(self.lines), tuple(sorted(outputs)), self.worlds, self.marked)
-        return pruned(whole)
+        return pruned(replace(whole, half=len(whole.returned) > 1 and self.rng.random() < 0.3))
 
     def add_input(self, dtype: str, shape: Sequence[int | str] | None = None) -> None:
         rng = self.rng

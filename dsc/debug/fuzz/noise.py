@@ -76,7 +76,7 @@ def samples(
     for _ in range(count):
         set_random_state(state)
         with Stepwise(inner, gen) if steps else contextlib.nullcontext():
-            out.append(observe(fn, p.tensors(world, exact=True)))
+            out.append(observe(p, fn, p.tensors(world, exact=True)))
     return out
 
 

@@ -73,25 +73,26 @@ def set_random_state(state: torch.Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def observe(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Seen:
+def observe(p: Program, fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Seen:
+    """What ``fn``, a form of the program, shows."""
     results = list(fn(*inputs))
-    return seen(results, gradients(results, inputs), inputs)
+    return seen(results, gradients(p.used(results), inputs), inputs)
 
 
 def runs(p: Program) -> bool:
     """Whether eager runs it, forward and backward, in every world and in float64."""
     try:
         for world in p.worlds:
-            observe(p.function(), p.tensors(world))
-            observe(p.function(exact=True), p.tensors(world, exact=True))
+            observe(p, p.function(), p.tensors(world))
+            observe(p, p.function(exact=True), p.tensors(world, exact=True))
     except Exception:
         return False
     return True
 
 
 def in_eager(p: Program, world: World) -> Seen:
-    return observe(p.function(), p.tensors(world))
+    return observe(p, p.function(), p.tensors(world))
 
 
 def in_float64(p: Program, world: World) -> Seen:
-    return observe(p.function(exact=True), p.tensors(world, exact=True))
+    return observe(p, p.function(exact=True), p.tensors(world, exact=True))

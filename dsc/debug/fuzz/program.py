@@ -101,6 +101,8 @@ class Program:
     worlds: tuple[World, ...] = ({},)
     marked: bool = False
     """Several worlds are told by ``mark_dynamic``, not by ``dynamic=True``."""
+    half: bool = False
+    """The loss is made of every second result, so that some inputs may get no gradient."""
 
     @property
     def size(self) -> int:
@@ -147,6 +149,10 @@ class Program:
         body.append(f"return {', '.join(ends)}," if ends else "return ()")
         return f"def {name}({', '.join(words[:count])}):\n    " + "\n    ".join(body) + "\n"
 
+    def used(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Results that gradients are taken of."""
+        return results[::2] if self.half else results
+
     def function(self, *, exact: bool = False) -> Callable[..., tuple[torch.Tensor, ...]]:
         return execute(self.source(exact=exact))["program"]  # type: ignore[no-any-return]
 
@@ -191,4 +197,5 @@ def pruned(p: Program) -> Program:
         tuple(place[o] for o in p.outputs),
         p.worlds,
         p.marked,
+        p.half,
     )

@@ -55,6 +55,8 @@ def simpler(p: Program) -> Iterator[Program]:
         yield from without(p, at)
     for o in p.outputs:
         yield pruned(replace(p, outputs=tuple(x for x in p.outputs if x != o)))
+    if p.half:
+        yield replace(p, half=False)
     if len(p.worlds) > 1:
         yield fixed(p)
     if len(p.worlds) > 2:

@@ -126,11 +126,11 @@ def run(fn: Callable[..., Any], programs: Sequence[Program], world: World) -> tu
     flat = [t for ts in inputs for t in ts]
     torch.manual_seed(SEED)
     results = fn(*flat)
-    grads = gradients([r for rs in results for r in rs], flat)
+    grads = gradients([r for p, rs in zip(programs, results) for r in p.used(rs)], flat)
     state, rest, out = random_state(), iter(grads), []
-    for ts, rs in zip(inputs, results):
+    for p, ts, rs in zip(programs, inputs, results):
         mine = [next(rest, None) for t in ts if t.requires_grad]
-        out.append(seen(rs, mine if any(r.requires_grad for r in rs) else [], ts))
+        out.append(seen(rs, mine if any(r.requires_grad for r in p.used(rs)) else [], ts))
     return out, state
 
 

@@ -104,6 +104,49 @@ def one_output_needs_no_gradient() -> Case:
     return Case(Picks(), [(randn(3, 4, grad=True),)], grad=True, tol=(1e-5, 1e-6))
 
 
+class Heads(nn.Module):
+    """A trunk and two heads, each a result; and the trunk's own, as a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.trunk(x).tanh()
+        return self.a(h), {"b": self.b(h).view(-1), "h": h.t()[1:]}
+
+
+def head_that_the_loss_does_not_use() -> Case:
+    """Parameters of a head without a loss have no gradient, not zeros: an optimizer leaves them alone."""
+    return Case(Heads(), [(randn(5, 4, grad=True),)] * 2, grad=True, loss=(0,), tol=(1e-5, 1e-6))
+
+
+def heads_through_a_view() -> Case:
+    return Case(Heads(), [(randn(5, 4),)], grad=True, loss=(2,), tol=(1e-5, 1e-6))
+
+
+def unused_result_beside_a_constant_gradient() -> Case:
+    """The gradient of ``round`` is zeros, which eager gives; that of the result that nobody uses is none."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return x.sin(), x.round() * 1, y.exp(), y.floor()
+
+    arguments = (randn(3, grad=True), randn(3, seed=1, grad=True))
+    return Case(fn, [arguments], grad=True, loss=(1,))
+
+
+def unused_result_that_is_written_in_place() -> Case:
+    """An input is written behind autograd's back, and nothing that has a gradient reads it."""
+
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> Any:
+        x.detach().mT.mul_(0.5)
+        z.data[0].zero_()
+        return y.sin()
+
+    return Case(fn, [(randn(3, 4, grad=True), randn(3, grad=True), randn(2, 2, grad=True))], grad=True)
+
+
 def halve(p: Tensor) -> None:
     assert p.grad is not None
     p.grad.mul_(0.5)
@@ -206,6 +249,10 @@ CASES = (
     gradient_reversal,
     unused_inputs_and_outputs,
     one_output_needs_no_gradient,
+    head_that_the_loss_does_not_use,
+    heads_through_a_view,
+    unused_result_beside_a_constant_gradient,
+    unused_result_that_is_written_in_place,
     hooks,
     hooks_on_intermediates,
     retained_gradients_of_inputs,

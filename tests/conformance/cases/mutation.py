@@ -190,6 +190,37 @@ def resize_and_fill_of_results() -> Case:
     return Case(fn, [(torch.arange(12.0).reshape(3, 4),)])
 
 
+def two_written_inputs_one_with_gradients() -> Case:
+    """One write needs autograd, the other does not; the second written input is a result too, before another one."""
+
+    def fn(x: Tensor, scale: Tensor, p: Tensor, w: Tensor) -> Any:
+        a = x.mul_(scale)
+        b = p + w
+        return a, b, w.masked_fill_(w > 0, 0.25), p.sin()
+
+    return Case(fn, [(randn(n, 4), randn(1, grad=True), randn(2, 4, seed=1), randn(4, seed=2)) for n in (3, 0)], grad=True)
+
+
+def written_input_is_the_first_result() -> Case:
+    """The same, where nothing that is given out has a gradient but the other written input."""
+
+    def fn(x: Tensor, scale: Tensor, w: Tensor, p: Tensor) -> Any:
+        x.mul_(scale)
+        return w.mul_(2), p.sin(), w.add_(1)
+
+    return Case(fn, [(randn(3, 4), randn(1, grad=True), randn(4, seed=2), randn(5, seed=3))])
+
+
+def written_input_beside_another_layout() -> Case:
+    """One input gets another shape, another is written and given out."""
+
+    def fn(x: Tensor, w: Tensor, p: Tensor) -> Any:
+        x.t_()
+        return p.cos(), w.mul_(2), p.sin()
+
+    return Case(fn, [(randn(3, 4), randn(4, seed=2), randn(5, seed=3))])
+
+
 CASES = (
     read_then_inplace_log,
     slice_copy_then_mutate_source,
@@ -205,4 +236,7 @@ CASES = (
     leaf_updated_without_gradients,
     index_and_mask_assignment,
     resize_and_fill_of_results,
+    two_written_inputs_one_with_gradients,
+    written_input_is_the_first_result,
+    written_input_beside_another_layout,
 )

@@ -1,0 +1,133 @@
+"""Gradients that eager does not give are not given: ``None`` rather than zeros.
+
+The backward of a compiled graph computes all gradients at once, with zeros for results that the loss does not use.  Where
+eager never reaches an input, ``.grad`` would be zeros instead of None: an optimizer would decay a parameter that eager
+leaves alone, and ``torch.autograd.grad`` would not tell of an input without use.
+
+1. ``depends`` and ``reach``: on which results each gradient depends.  Nothing to do where all depend on all, as with one
+   loss, nor for a gradient one of whose terms depends on none: it may be there for any of them.
+2. ``restore``: a hook on the graph's node in autograd takes away the gradients none of whose results got one.
+3. Zeros stay where a hook of the user waits for that gradient: autograd would call it with None, and eager not at all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from dsc import ops
+from dsc.torch_shim import is_compiled_node, tangents_noted
+
+Gradients = Sequence[torch.Tensor | None]
+Depends = tuple[int, tuple[int, ...]]
+"""How many tangents a joint graph has; for each tensor among its inputs, those behind its gradient, a bit each."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What each gradient of one graph depends on."""
+
+    places: tuple[frozenset[int] | None, ...]
+    """For each tensor among the inputs: places of results in the graph's autograd node.  None: its gradient always stays."""
+
+    results: tuple[int, ...]
+    """Results of the graph by which its node can be found."""
+
+
+def depends(joint: GraphModule, num_fwd_outputs: int) -> Depends:
+    """Case 1, of a joint graph as AOTAutograd traced it."""
+    inputs = joint.graph.find_nodes(op="placeholder")
+    tangents = [n for n in inputs if _is_tangent(n)]
+    results = joint.graph.output_node().args[0]
+    if len(tangents) < 2 or not isinstance(results, (list, tuple)):
+        return len(tangents), ()
+    masks = _masks(joint, tangents)
+    pairs = zip((n for n in inputs if not _is_tangent(n)), results[num_fwd_outputs:])
+    tensors = ((p, g) for p, g in pairs if isinstance(p.meta.get("val"), torch.Tensor))
+    return len(tangents), tuple(masks.get(g, 0) if isinstance(g, Node) else 0 for _, g in tensors)
+
+
+def reach(found: Depends) -> Reach | None:
+    """Where tangents come from, by what AOTAutograd noted of the graph; None where there is nothing to do."""
+    count, masks = found
+    every = (1 << count) - 1
+    if all(m in (0, every) for m in masks):
+        return None
+    noted = tangents_noted()
+    if noted is None or len(noted.places) != count or not noted.results:
+        return None
+    places = (frozenset(p for i, p in enumerate(noted.places) if m >> i & 1) for m in masks)
+    return Reach(tuple(p if m not in (0, every) else None for m, p in zip(masks, places)), noted.results)
+
+
+def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., Any]:
+    """Case 2: the compiled function, whose autograd node gives None where eager does."""
+    if found is None:
+        return compiled
+
+    def call(*inputs: Any) -> Any:
+        results = compiled(*inputs)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        node = _node(results, found)
+        if node is not None and len(node.next_functions) == len(tensors) == len(found.places):
+            node.register_hook(_hook(found, tensors))
+        return results
+
+    return call
+
+
+def _masks(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
+    """Nodes that depend on tangents -> which.  A sum with a term that depends on none counts as of all."""
+    masks = {n: 1 << i for i, n in enumerate(tangents)}
+    for n in joint.graph.nodes:
+        terms = [masks.get(a, 0) for a in n.all_input_nodes] if n.op == "call_function" else []
+        if any(terms):
+            is_open = ops.name_of(n) == "add.Tensor" and not all(terms)
+            masks[n] = (1 << len(tangents)) - 1 if is_open else reduce(or_, terms)
+    return masks
+
+
+def _is_tangent(n: Node) -> bool:
+    return "tangents" in str(n.target)
+
+
+def _node(results: Any, found: Reach) -> Any:
+    """The node of the graph that gave these results; None without gradients."""
+    flat = results if isinstance(results, (tuple, list)) else pytree.tree_leaves(results)
+    for i in found.results:
+        node = flat[i].grad_fn if i < len(flat) and isinstance(flat[i], torch.Tensor) else None
+        while node is not None and not is_compiled_node(node):  # results that are views of what the graph computed
+            node = node.next_functions[0][0] if node.next_functions else None
+        if node is not None:
+            return node
+    return None
+
+
+def _hook(found: Reach, inputs: Sequence[torch.Tensor]) -> Callable[[Gradients, Gradients], Gradients | None]:
+    """Takes the gradients of inputs and of results, and gives those of inputs that eager gives."""
+    partial = {i: p for i, p in enumerate(found.places) if p is not None}
+    heard = {i for i in partial if _hears(inputs[i])}
+    alive = {i: weakref.ref(inputs[i]) for i in partial}
+
+    def waits(i: int) -> bool:
+        return i in heard or ((tensor := alive[i]()) is not None and _hears(tensor))
+
+    def take_away(gradients: Gradients, given: Gradients) -> Gradients | None:
+        missing = {i for i, g in enumerate(given) if g is None}
+        gone = {i for i, p in partial.items() if p <= missing and gradients[i] is not None and not waits(i)}
+        return tuple(None if i in gone else g for i, g in enumerate(gradients)) if gone else None
+
+    return take_away
+
+
+def _hears(tensor: torch.Tensor) -> bool:
+    """Whether a hook is told of the tensor's gradient."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
