@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from torch.fx import Node
 
 from dsc import ops, products
+from dsc.codegen.builder import Unlowerable
+from dsc.codegen.elementwise import broadcast, out_dtype
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE, Kernel, product, stages
-from dsc.codegen.lower import Lowering, Rule, Unlowerable, Value
-from dsc.codegen.lower_pointwise import broadcast, out_dtype
+from dsc.codegen.lower import Lowering, Rule, Value
 from dsc.domain import shape
 
 

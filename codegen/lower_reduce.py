@@ -12,10 +12,12 @@ import sympy
 from torch.fx import Node
 
 from dsc import ops
+from dsc.codegen.builder import Builder, Unlowerable
+from dsc.codegen.elementwise import broadcast, on_cpu, out_dtype
+from dsc.codegen.formulas import num
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE
-from dsc.codegen.lower import Builder, Lowering, Rule, Unlowerable, Value
-from dsc.codegen.lower_pointwise import broadcast, num, on_cpu, out_dtype
+from dsc.codegen.lower import Lowering, Rule, Value
 from dsc.domain import Extent, product, shape
 
 

@@ -9,10 +9,11 @@ from torch.fx import Node
 
 from dsc import ops
 from dsc.codegen import indexing
+from dsc.codegen.builder import Unlowerable
+from dsc.codegen.elementwise import broadcast, out_dtype
 from dsc.codegen.indexing import Index
 from dsc.codegen.kernel import COMPUTE
-from dsc.codegen.lower import Lowering, Rule, Unlowerable, Value, size
-from dsc.codegen.lower_pointwise import broadcast, out_dtype
+from dsc.codegen.lower import Lowering, Rule, Value, size
 from dsc.domain import Extent, divide, same, shape
 from dsc.torch_shim import Max, Min
 

@@ -10,14 +10,15 @@ import torch
 from torch.fx import Node
 
 from dsc import domain, ops, products, text
-from dsc.codegen import lower_pointwise, lower_product, lower_reduce, lower_view
+from dsc.codegen import lower_create, lower_eight, lower_pointwise, lower_product, lower_reduce, lower_view
+from dsc.codegen.builder import Unlowerable
 from dsc.codegen.kernel import Kernel
-from dsc.codegen.lower import Bound, Unlowerable, lower
+from dsc.codegen.lower import Bound, lower
 from dsc.domain import Space
 from dsc.steps import Step, storage_of
 from dsc.torch_shim import optimization_hint
 
-RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_reduce.RULES}
+RULES = {**lower_view.RULES, **lower_pointwise.RULES, **lower_create.RULES, **lower_eight.RULES, **lower_reduce.RULES}
 PRODUCTS = lower_product.RULES
 WRITES = {"copy_.default": lower_pointwise.copy_into}
 """Opaque to every pass but ``fuse``: a write into an input."""

@@ -14,8 +14,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dsc import bind, cost, domain, kernels, ops, products, recordable
+from dsc.codegen.builder import Unlowerable
 from dsc.codegen.kernel import Call
-from dsc.codegen.lower import Bound, Unlowerable
+from dsc.codegen.lower import Bound
 from dsc.manager import Remark
 from dsc.notes import notes, set_notes
 from dsc.options import Options

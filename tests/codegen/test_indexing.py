@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsc.codegen.indexing import reshape, row_major
-from dsc.codegen.lower import Index
+from dsc.codegen.indexing import Index, reshape, row_major
 
 FACTORS = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=5)
 

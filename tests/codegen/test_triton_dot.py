@@ -15,9 +15,10 @@ pytest.importorskip("triton")
 from dsc import bind, domain, gemm_tiles, keep, ops  # noqa: F401  # keep defines dsc::keep
 from dsc.codegen import cubin
 from dsc.codegen.alternatives import alternatives, modelled, troubled
+from dsc.codegen.builder import Unlowerable
 from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import Kernel, product
-from dsc.codegen.lower import Bound, Unlowerable
+from dsc.codegen.lower import Bound
 from dsc.codegen.triton import default_schedule, emit, grid
 from dsc.codegen.triton_nest import cuttable, nest, with_tile
 from dsc.codegen.triton_plan import Plan, of_product, plan

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from dsc import kernels
 from dsc.codegen import build
-from dsc.codegen.lower import Unlowerable
+from dsc.codegen.builder import Unlowerable
 from dsc.errors import BadOption, DscWarning, UnknownFormat, UnknownOption, UnknownPass, UnknownTarget
 
 compile = partial(torch.compile, backend="dsc")

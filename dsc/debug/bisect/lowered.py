@@ -11,8 +11,9 @@ from torch.fx import GraphModule, Node
 
 from dsc import bind, kernels, link, ops
 from dsc.codegen import cpp
+from dsc.codegen.builder import Unlowerable
 from dsc.codegen.kernel import Call
-from dsc.codegen.lower import Bound, Unlowerable
+from dsc.codegen.lower import Bound
 from dsc.debug.bisect.run import Results, Twin, run_twins, seeded, written
 from dsc.debug.bisect.tolerance import Difference, Rule, compare, worst
 from dsc.debug.capture import same_again

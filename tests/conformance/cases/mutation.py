@@ -198,7 +198,9 @@ def two_written_inputs_one_with_gradients() -> Case:
         b = p + w
         return a, b, w.masked_fill_(w > 0, 0.25), p.sin()
 
-    return Case(fn, [(randn(n, 4), randn(1, grad=True), randn(2, 4, seed=1), randn(4, seed=2)) for n in (3, 0)], grad=True)
+    return Case(
+        fn, [(randn(n, 4), randn(1, grad=True), randn(2, 4, seed=1), randn(4, seed=2)) for n in (3, 0)], grad=True
+    )
 
 
 def written_input_is_the_first_result() -> Case:
