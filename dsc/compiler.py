@@ -25,7 +25,7 @@ from dsc.runtime.graphs import Recorder
 from dsc.runtime.pool import Pool
 from dsc.runtime.state import State
 from dsc.target import Target
-from dsc.torch_shim import RNG_CALLS, detect_fake_mode, make_boxed_func
+from dsc.torch_shim import RNG_CALLS, detect_fake_mode, donate_nothing, make_boxed_func
 from dsc.watch import Watcher
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
@@ -160,6 +160,8 @@ def compile_aten(gm: GraphModule, kind: str, compiler: Compiler) -> tuple[Compil
 
     The program comes along where it is worth keeping: what was left to ATen for want of something is not.
     """
+    if kind == "forward":
+        donate_nothing()
     live.bind(gm, compiler.state)
     before = snapshot.take(gm)
     try:

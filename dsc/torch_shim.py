@@ -303,6 +303,17 @@ def tangents_noted() -> Tangents | None:
     return Tangents(tuple(places), tuple(results))
 
 
+def donate_nothing() -> None:
+    """Called while AOTAutograd compiles a forward graph: the backward leaves the values that the forward saved alone.
+
+    Otherwise ``backward(retain_graph=True)`` would be refused, which eager allows.
+    """
+    context = importlib.import_module("torch._guards").TracingContext.try_get()
+    donated = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # AOTAutograd holds the same list
+
+
 def is_compiled_node(node: object) -> bool:
     """Whether a node of autograd is the backward of a graph that AOTAutograd compiled."""
     return type(node).__name__ == "CompiledFunctionBackward"

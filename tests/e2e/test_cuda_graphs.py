@@ -91,21 +91,20 @@ def test_training_is_eager_s(accumulate: int, set_to_none: bool) -> None:
 
 def test_a_graph_kept_for_a_second_backward_is_not_overwritten() -> None:
     torch.compiler.reset()
-    with torch._functorch.config.patch(donated_buffer=False):  # or torch refuses to keep graphs
-        net, made = Net().eval(), list[Compilation]()
-        call = recorded(net, made)
-        x, y = batches(1)[0]
-        for _ in range(4):
-            call(x, y).backward()
-        net.zero_grad()
-        first = call(x, y)
-        first.backward(retain_graph=True)
-        once = [p.grad.clone() for p in net.parameters() if p.grad is not None]
-        call(x + 1, y).backward()
-        net.zero_grad()
-        first.backward()
-        for p, g in zip(net.parameters(), once, strict=True):
-            torch.testing.assert_close(p.grad, g)
+    net, made = Net().eval(), list[Compilation]()
+    call = recorded(net, made)
+    x, y = batches(1)[0]
+    for _ in range(4):
+        call(x, y).backward()
+    net.zero_grad()
+    first = call(x, y)
+    first.backward(retain_graph=True)
+    once = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    call(x + 1, y).backward()
+    net.zero_grad()
+    first.backward()
+    for p, g in zip(net.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, g)
 
 
 def test_inference_and_batches_of_other_sizes() -> None:

@@ -285,10 +285,17 @@ def test_accumulated_gradients() -> None:
     same(run(compile), run(lambda m: m))
 
 
-def test_backward_twice() -> None:
+@pytest.mark.parametrize("kept", [False, True], ids=["lazy backward", "kept on disk"])
+@pytest.mark.parametrize("first", [False, True], ids=["at once", "after a step"])
+def test_backward_twice(kept: bool, first: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Graphs that are kept on disk have their backward compiled with the forward, before anyone asks to retain it."""
+    monkeypatch.setenv("DSC_CACHE", str(int(kept)))
+    monkeypatch.setenv("DSC_CACHE_DIR", str(tmp_path))
     m = net(0.3)
 
     def run(f: Any) -> dict[str, Tensor | None]:
+        if first:
+            f(data()).backward()
         m.zero_grad()
         torch.manual_seed(0)
         loss = f(data())
