@@ -341,13 +341,30 @@ def keepable_aot() -> Iterator[None]:
 
 
 def keepable(compiled: Callable[..., Any]) -> Any:
-    """The result behind a function that AOTAutograd made inside of ``keepable_aot``, to be pickled; None if there is none."""
+    """The result behind a function that AOTAutograd made inside of ``keepable_aot``, to be pickled; None if there is none.
+
+    There is none of a graph with effects: what hands it its tokens is not part of the result.
+    """
     serialize = getattr(compiled, "serialize", None)
     found = serialize() if serialize is not None else None
+    if found is not None and found.runtime_metadata.tokens:
+        return None
     if found is not None:
         found.aot_joint_graph_str = found.aot_forward_graph_str = found.aot_backward_graph_str = None
         found.min_cut_info_str = None
     return found
+
+
+def depends_on_a_number(gm: GraphModule) -> bool:
+    """Whether the compilation of a Dynamo graph has fixed the value of a Python float that may change.
+
+    Such guards stand in the environment of symbols, and not among those that a kept result brings.
+    """
+    symbolic = importlib.import_module("torch.utils._sympy.symbol")
+    values = (n.meta.get("example_value") for n in gm.graph.nodes)
+    env = next((v.node.shape_env for v in values if isinstance(v, torch.SymFloat)), None)
+    fixed = {s for g in env.guards for s in g.expr.free_symbols} if env is not None else set()
+    return any(symbolic.symbol_is_type(s, symbolic.SymT.FLOAT) for s in fixed)
 
 
 def guards_hold(kept: Any, inputs: Sequence[Any]) -> bool:

@@ -28,6 +28,7 @@ from dsc.program import Program
 from dsc.torch_shim import (
     BypassAOTAutogradCache,
     OutputCode,
+    depends_on_a_number,
     function_of,
     guards_hold,
     keepable,
@@ -141,7 +142,8 @@ def compiled(
     with keepable_aot():
         function = aot(gm, inputs)
     try:
-        if (found := keepable(function)) is not None and not make.left_to_aten:
+        left = make.left_to_aten or depends_on_a_number(gm)
+        if not left and (found := keepable(function)) is not None:
             where = folder(make)
             build.guard(where)
             cache.write(where / f"{key}.graph", pickle.dumps((found, noted())))
