@@ -5,7 +5,11 @@
 2. AOTAutograd drops calls whose result nobody reads.  In eager those that draw random numbers move the generator, and
    those that check indices may raise: their results are given out too, and taken away again from what the caller sees.
    Inside of a region of its own (a checkpoint) nothing can be given out: a graph with an unread draw there is for eager.
-3. A graph that runs in eager after all must keep the generator's state for its checkpoint regions, as the user's call of
+3. AOTAutograd takes the gradient of a result in the strides of that result, and elements of one place in memory overwrite
+   one another (a result of ``unfold``).  It knows better where what the result is a view of is given out as well.
+4. Random numbers that an in-place call draws go to the elements in the order of memory; made functional, the call draws
+   in the order of indices.  It gets a view of its operand in which both are one.
+5. A graph that runs in eager after all must keep the generator's state for its checkpoint regions, as the user's call of
    ``checkpoint`` did, and as Dynamo's stand-in for it does not.
 """
 
@@ -17,6 +21,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
+
+from dsc.torch_shim import optimization_hint
 
 DROPOUTS = ("dropout", "dropout_")
 
@@ -51,16 +57,19 @@ SECOND_IS_A_PATTERN = frozenset("type_as expand_as view_as reshape_as resize_as"
 def repair(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Change the graph in place.  What comes back turns its compiled function into one with the results of before."""
     drop_idle_dropout(gm)
+    draw_in_order_of_memory(gm)
     output = gm.graph.output_node()
     results = output.args[0]
-    unread = list(unread_calls(gm))
-    if not unread or not isinstance(results, (tuple, list)):
+    if not isinstance(results, (tuple, list)):
+        return lambda compiled: compiled
+    unread, sources = list(unread_calls(gm)), list(sources_of_overlaps(gm))
+    if not unread and not sources:
         return lambda compiled: compiled
     with gm.graph.inserting_before(output):
         extra = [gm.graph.call_method("detach", (n,)) for n in unread]
     for added, n in zip(extra, unread):
         added.meta["example_value"] = n.meta["example_value"].detach()
-    output.args = ((*results, *extra),)
+    output.args = ((*results, *extra, *sources),)
     gm.recompile()
     return lambda compiled: lambda *inputs: tuple(compiled(*inputs))[: len(results)]
 
@@ -107,6 +116,80 @@ def drop_idle_dropout(gm: GraphModule) -> None:
             changed = True
     if changed:
         gm.recompile()
+
+
+def draw_in_order_of_memory(gm: GraphModule) -> None:
+    """Case 4: ``x.bernoulli_(p)`` -> ``x.permute(order).bernoulli_(p)``, and likewise dropout in place."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.op not in ("call_function", "call_method") or not draws_in_place(node):
+            continue
+        source = node.args[0] if node.args else node.kwargs.get("input")
+        value = source.meta.get("example_value") if isinstance(source, Node) else None
+        order = memory_order(value) if isinstance(value, torch.Tensor) else []
+        if order == sorted(order):
+            continue
+        assert isinstance(source, Node) and isinstance(value, torch.Tensor)
+        with gm.graph.inserting_before(node):
+            view = gm.graph.call_method("permute", (source, order))
+            view.meta["example_value"] = value.permute(order)
+        node.replace_all_uses_with(source)
+        node.replace_input_with(source, view)
+        node.meta["example_value"] = view.meta["example_value"]
+        changed = True
+    if changed:
+        gm.recompile()
+
+
+def draws_in_place(node: Node) -> bool:
+    """Calls that fill or scale their operand by the functional ``bernoulli``, and give the operand back."""
+    name = name_of(node)
+    if name in ("dropout", "alpha_dropout"):
+        arguments = {**dict(zip(("input", "p", "training", "inplace"), node.args)), **node.kwargs}
+        return arguments.get("inplace") is True
+    if name == "bernoulli_" and any(isinstance(a, Node) for a in (*node.args[1:], *node.kwargs.values())):
+        return False  # probabilities of their own: drawn in the order of memory, functional or not
+    return name in ("bernoulli_", "dropout_", "alpha_dropout_")
+
+
+def memory_order(t: torch.Tensor) -> list[int]:
+    """Dimensions, that of the largest step first."""
+    strides = t.stride()
+    return sorted(range(t.dim()), key=lambda d: -hint(strides[d]))
+
+
+def sources_of_overlaps(gm: GraphModule) -> Iterator[Node]:
+    """Case 3: what results with overlapping elements are views of, where the graph computes it."""
+    results = set(gm.graph.output_node().all_input_nodes)
+    found: set[Node] = set()
+    for r in results:
+        value = r.meta.get("example_value")
+        if not isinstance(value, torch.Tensor) or not value.requires_grad or not overlaps(value):
+            continue
+        source = next(n for n in gm.graph.nodes if shares(n.meta.get("example_value"), value))
+        if source.op != "placeholder" and source not in results | found:
+            found.add(source)
+            yield source
+
+
+def overlaps(t: torch.Tensor) -> bool:
+    """Some place in memory stands for several elements that are not those of an expanded dimension."""
+    steps = sorted((hint(d), hint(n)) for n, d in zip(t.shape, t.stride()) if hint(n) > 1 and hint(d) > 0)
+    reach = 0
+    for step, count in steps:
+        if step <= reach:
+            return True
+        reach += step * (count - 1)
+    return False
+
+
+def shares(a: object, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def hint(n: int | torch.SymInt) -> int:
+    """A size as it is in this call."""
+    return n if isinstance(n, int) else int(optimization_hint(n))
 
 
 def unread_calls(gm: GraphModule) -> Iterator[Node]:

@@ -78,6 +78,40 @@ def _dropout(arguments: dict[str, Any]) -> str | None:
     return None
 
 
+def _alpha_dropout(arguments: dict[str, Any]) -> str | None:
+    """Not in place; see ``dsc.repair`` for the other.  The mask is drawn in the order of memory."""
+    t, training = _tensor(arguments.get("input")), arguments.get("training", arguments.get("train", False))
+    if training and t is not None and arguments.get("inplace") is not True and not t.is_contiguous():
+        return "AOTAutograd draws alpha_dropout in another order for tensors that are not contiguous"
+    return None
+
+
+def _rrelu(arguments: dict[str, Any]) -> str | None:
+    """Eager draws slopes element by element as they lie in a contiguous copy, the decomposition in the order of memory."""
+    t, training = _tensor(arguments.get("input")), arguments.get("training", False)
+    if training and t is not None and not t.is_contiguous():
+        return "AOTAutograd draws rrelu in another order for tensors that are not contiguous"
+    return None
+
+
+def _normal(arguments: dict[str, Any]) -> str | None:
+    """Eager fills contiguous memory in blocks and other memory one by one; made functional, the latter becomes the former."""
+    t = _tensor(arguments.get("self"))
+    if t is not None and not t.is_contiguous() and not _is_dense(t):
+        return "AOTAutograd draws normal numbers in another order for tensors with gaps"
+    return None
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """Its elements fill a block of memory."""
+    count = 1
+    for step, n in sorted(zip(t.stride(), t.shape), key=lambda x: (x[0], x[1])):
+        if n != 1 and step != count:
+            return False
+        count = count * n
+    return True
+
+
 def _softshrink(arguments: dict[str, Any]) -> str | None:
     """Eager gives the gradient of a nan as it is for large values, the decomposition that of small ones."""
     return "AOTAutograd changes the gradient of softshrink at nan"
@@ -158,6 +192,9 @@ TRAPS: Mapping[str, tuple[str, Trap]] = {
     "dropout_": ("input p training", _dropout),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (_RECURRENT, _recurrent)),
     "softshrink": ("input lambd", _softshrink),
+    "alpha_dropout": ("input p training inplace", _alpha_dropout),
+    "rrelu": ("input lower upper training inplace", _rrelu),
+    "normal_": ("self mean std", _normal),
     "upsample_bicubic2d": ("input", _interpolate),
     "upsample_bilinear2d": ("input", _interpolate),
     "interpolate": ("input size scale_factor mode align_corners", lambda a: _interpolate({"mode": "nearest", **a})),

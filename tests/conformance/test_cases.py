@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,11 @@ def _left_to_eager_is_an_answer() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", list(cases.PROGRAMS))
-def test_case(name: str) -> None:
+def test_case(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As users run it: compiled graphs are kept on disk, and the second run takes them from there."""
+    monkeypatch.setenv("DSC_CACHE", "1")
+    monkeypatch.setenv("DSC_CACHE_DIR", str(tmp_path))
+    case.run(cases.PROGRAMS[name], "dsc")
     case.run(cases.PROGRAMS[name], "dsc")
 
 

@@ -53,12 +53,17 @@ def sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]
 
 def gradients(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Of the inputs that want one, from fixed gradients of the results; empty where no result has one."""
-    leaves = [t for t in inputs if t.requires_grad]
+    leaves = [t for t in inputs if wants_gradient(t)]
     roots = [r for r in results if r.requires_grad]
     if not leaves or not roots:
         return []
     seeds = [torch.linspace(-1, 1, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in roots]
     return list(torch.autograd.grad(roots, leaves, seeds, allow_unused=True))
+
+
+def wants_gradient(t: torch.Tensor) -> bool:
+    """Not what the program itself made depend on others, by writing to it: AOTAutograd ties other results to its old value."""
+    return t.requires_grad and t.is_leaf
 
 
 def random_state() -> torch.Tensor:

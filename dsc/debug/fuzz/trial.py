@@ -6,6 +6,7 @@ Many independent ones are compiled as one graph: a call of the C++ compiler cost
 from __future__ import annotations
 
 import functools
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,16 @@ from typing import Any
 import torch
 
 from dsc.debug.fuzz import noise, rules
-from dsc.debug.fuzz.observe import Seen, gradients, in_eager, in_float64, random_state, seen, set_random_state
+from dsc.debug.fuzz.observe import (
+    Seen,
+    gradients,
+    in_eager,
+    in_float64,
+    random_state,
+    seen,
+    set_random_state,
+    wants_gradient,
+)
 from dsc.debug.fuzz.program import Program, World, execute
 from dsc.errors import DscWarning
 from dsc.torch_shim import aot_autograd
@@ -77,18 +87,41 @@ def _place(verdict: str | None) -> str:
 
 
 def _tried(programs: Sequence[Program], backend: str, options: Mapping[str, Any] | None) -> list[str | None] | None:
-    """A verdict each; None if there are several and one of them raises."""
+    """A verdict each; None if there are several and one of them raises.
+
+    In one world dsc runs twice, and takes what it compiled from the disk the second time; in several, compilations are
+    counted, and what is counted is not kept.
+    """
+    if backend != "dsc":
+        return _verdict(programs, backend, None, [])
+    given = dict(options or {})
+    if len(programs[0].worlds) > 1 or "on_compile" in given:
+        graphs: list[Any] = []
+        heard = given.get("on_compile", lambda _: None)
+
+        def hear(record: Any) -> None:
+            graphs.append(record)
+            heard(record)
+
+        return _verdict(programs, backend, {**given, "on_compile": hear}, graphs)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = {**given, "cache": True, "cache_dir": folder}
+        once = _verdict(programs, backend, chosen, [])
+        if once is None or any(map(is_fault, once)):
+            return once
+        again = _verdict(programs, backend, chosen, [])
+    if again is None:
+        return ["it raises once it was kept on disk" for _ in once]
+    return [a if b is None else f"{b} (once it was kept on disk)" for a, b in zip(once, again)]
+
+
+def _verdict(
+    programs: Sequence[Program], backend: str, options: Mapping[str, Any] | None, graphs: Sequence[object]
+) -> list[str | None] | None:
+    """Of one run in every world; ``graphs`` grows with every compilation."""
     torch._dynamo.reset()
-    graphs: list[Any] = []
-    heard = (options or {}).get("on_compile", lambda _: None)
-
-    def hear(record: Any) -> None:
-        graphs.append(record)
-        heard(record)
-
-    chosen = {**(options or {}), "on_compile": hear} if backend == "dsc" else None
     try:
-        fn = compiled(programs, backend, chosen)
+        fn = compiled(programs, backend, options)
         runs, counts = [], []
         for world in programs[0].worlds:
             runs.append(run(fn, programs, world))
@@ -129,7 +162,7 @@ def run(fn: Callable[..., Any], programs: Sequence[Program], world: World) -> tu
     grads = gradients([r for p, rs in zip(programs, results) for r in p.used(rs)], flat)
     state, rest, out = random_state(), iter(grads), []
     for p, ts, rs in zip(programs, inputs, results):
-        mine = [next(rest, None) for t in ts if t.requires_grad]
+        mine = [next(rest, None) for t in ts if wants_gradient(t)]
         out.append(seen(rs, mine if any(r.requires_grad for r in p.used(rs)) else [], ts))
     return out, state
 

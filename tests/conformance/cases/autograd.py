@@ -242,7 +242,31 @@ def loss_with_saved_and_recomputed_parts() -> Case:
     return Case(fn, [(randn(5, 8, grad=True), randn(8, 16, seed=1, grad=True))], grad=True, tol=(1e-4, 1e-5))
 
 
+def results_that_overlap_themselves() -> Case:
+    """Windows over what the program computes: each element has the gradients of all windows that it is in."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return (
+            (x * 2).unfold(1, 2, 1),
+            (y.exp())[1:].unfold(0, 2, 1).mT,
+            x.sin().as_strided((4, 3), (1, 1)),
+            x.sum().expand(3, 4).unfold(1, 2, 1),
+            x.cos().unsqueeze(0).expand(2, 3, 5),
+        )
+
+    return Case(fn, [(randn(3, 5, grad=True), randn(5, 4, seed=1, grad=True))], grad=True)
+
+
+def windows_of_changing_lengths() -> Case:
+    def fn(x: Tensor) -> Any:
+        return (x * 2).unfold(0, 3, 1), (x * 2).unfold(0, 3, 4)
+
+    return Case(fn, [(randn(n, 2, grad=True),) for n in (8, 11, 5)], grad=True)
+
+
 CASES = (
+    results_that_overlap_themselves,
+    windows_of_changing_lengths,
     inplace_inside_function,
     detach_in_place,
     straight_through,

@@ -139,7 +139,77 @@ def gumbel_and_sampling() -> Case:
     return Case(fn, [(randn(3, 5, grad=True),)], grad=True, tol=(1e-5, 1e-5))
 
 
+def layouts() -> tuple[Tensor, ...]:
+    """Contiguous, channels last, transposed, with gaps, a part of a larger one."""
+    x = rand(2, 6, 4, 5)
+    gaps, larger = rand(2, 6, 4, 10), rand(3, 7, 5, 6)
+    return x, x.to(memory_format=torch.channels_last), rand(2, 6, 5, 4).mT, gaps[..., ::2], larger[1:, 1:, 1:, 1:]
+
+
+def draws_in_place_by_layout() -> Case:
+    """Filled in place, a tensor gets its numbers in the order of its memory; so do views and intermediates."""
+
+    def fn(*xs: Tensor) -> Any:
+        out = []
+        for x in xs:
+            y = x * 1
+            out += [y.bernoulli_(0.5), (x * 2).mT.uniform_(), (x * 2)[:, 1:].exponential_(), (x * 2).mT.geometric_(0.3)]
+            out += [(x * 3).mT.random_(100), (x * 2).bernoulli_(x), x.bernoulli_(0.4)]
+        return out
+
+    return Case(fn, [layouts(), layouts()])
+
+
+def normal_numbers_by_layout() -> Case:
+    """Eager fills contiguous memory in blocks, any other element by element."""
+
+    def fn(*xs: Tensor) -> Any:
+        return [(x * 2).normal_() for x in xs], [(x * 2).mT.log_normal_() for x in xs], [x.normal_(1, 2) for x in xs]
+
+    return Case(fn, [layouts()])
+
+
+def dropout_in_place_by_layout() -> Case:
+    def fn(*xs: Tensor) -> Any:
+        out = [F.dropout(x * 1, 0.3, inplace=True) for x in xs] + [F.dropout((x * 1).mT, 0.3, True, True) for x in xs]
+        return out + [F.alpha_dropout(x * 1, 0.3, True, True) for x in xs] + [torch.dropout_(x, 0.5, True) for x in xs]
+
+    return Case(fn, [layouts(), layouts()])
+
+
+def dropout_in_place_with_gradients() -> Case:
+    """The same masks forward and backward, through views."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        h = (x * 2).mT
+        F.dropout(h, 0.4, inplace=True)
+        return h * y.mT, F.dropout((y * 2).to(memory_format=torch.channels_last), 0.4, inplace=True).sin()
+
+    return Case(fn, [(randn(2, 3, 4, 5, grad=True), randn(2, 3, 4, 5, seed=1, grad=True))], grad=True)
+
+
+def dropout_of_other_kinds_by_layout() -> Case:
+    def fn(*xs: Tensor) -> Any:
+        return [
+            f(x)
+            for x in xs
+            for f in (
+                lambda x: F.alpha_dropout(x, 0.3, True),
+                lambda x: F.rrelu(x - 0.5, training=True),
+                lambda x: F.feature_alpha_dropout(x, 0.3, True),
+                lambda x: F.dropout2d(x, 0.3, True, True),
+            )
+        ]
+
+    return Case(fn, [layouts()])
+
+
 CASES = (
+    draws_in_place_by_layout,
+    normal_numbers_by_layout,
+    dropout_in_place_by_layout,
+    dropout_in_place_with_gradients,
+    dropout_of_other_kinds_by_layout,
     every_distribution,
     dropout_of_every_kind,
     dropout_of_everything,
