@@ -1,6 +1,6 @@
 """Reshaping iteration spaces: kernels in, equal kernels out.
 
-    tidy    no axes of one point; axes that every index walks as one become one
+    tidy    no axes of one point; axes that every index walks as one become one, and those walked in blocks become two
     strip   a long reduce axis becomes blocks of a length, so that sums can be flushed between them
 
 Nothing here knows about C++.
@@ -8,7 +8,7 @@ Nothing here knows about C++.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import permutations
 
@@ -16,6 +16,9 @@ import sympy
 
 from dsc.codegen.cpp_expr import Upto, ceil_div, known, stride, substitute
 from dsc.codegen.kernel import Axis, Index, Kernel, Let, Store
+
+WIDTH = 16
+"""Lanes of a vector."""
 
 
 def indices(k: Kernel) -> list[Index]:
@@ -34,18 +37,23 @@ def indices(k: Kernel) -> list[Index]:
 
 def rewrite(k: Kernel, axes: tuple[Axis, ...], values: Mapping[str, Index]) -> Kernel:
     """``k`` over other axes: the old ones are replaced by ``values``."""
+    return _changed(k, axes, lambda e: substitute(e, values))
+
+
+def _changed(k: Kernel, axes: tuple[Axis, ...], change: Callable[[Index], Index]) -> Kernel:
+    """``k`` over other axes, with every expression as ``change`` makes it."""
 
     def let(v: Let) -> Let:
         match v.attr:
             case (buffer, index):
-                return replace(v, attr=(buffer, substitute(sympy.sympify(index), values)))
+                return replace(v, attr=(buffer, change(sympy.sympify(index))))
             case sympy.Expr():
-                return replace(v, attr=substitute(v.attr, values))
+                return replace(v, attr=change(v.attr))
             case _:
                 return v
 
-    stores = tuple(Store(s.buffer, substitute(sympy.sympify(s.index), values), s.value) for s in k.stores)
-    extents = tuple(replace(a, extent=substitute(sympy.sympify(a.extent), values)) for a in axes)
+    stores = tuple(Store(s.buffer, change(sympy.sympify(s.index)), s.value) for s in k.stores)
+    extents = tuple(replace(a, extent=change(sympy.sympify(a.extent))) for a in axes)
     return vary(replace(k, axes=extents, lets=tuple(map(let, k.lets)), stores=stores))
 
 
@@ -75,10 +83,49 @@ def tidy(k: Kernel) -> Kernel:
     single = [a for a in k.axes if known(a.extent) == 1]
     keep = [a for a in single if a.reduce][-1:] if all(a in single for a in k.reduced) else []
     gone = {a.name: sympy.S.Zero for a in single if a not in keep}
-    k = rewrite(k, tuple(a for a in k.axes if a.name not in gone), gone)
+    k = _unfolded(rewrite(k, tuple(a for a in k.axes if a.name not in gone), gone))
     while (pair := _mergeable(k)) is not None:
         k = _merge(k, *pair)
     return k
+
+
+def _unfolded(k: Kernel) -> Kernel:
+    """``p % 32`` and ``p // 32`` of a parallel axis become axes of their own: vectors are loaded along them, not gathered."""
+    for a in k.axes:
+        if (length := _block(k, a)) is not None:
+            return _unfolded(_in_blocks(k, a, length))
+    return k
+
+
+def _block(k: Kernel, axis: Axis) -> int | None:
+    """The length of the blocks in which indices walk the axis, if it is one, fills vectors, and divides the axis."""
+    extent = known(axis.extent)
+    if extent is None or axis.reduce or axis.name in counted(k):
+        return None
+    lengths = {known(x.args[1]) for e in indices(k) for x in _divided(e, axis.name)}
+    length = lengths.pop() if len(lengths) == 1 else None
+    return length if length is not None and WIDTH <= length < extent and extent % length == 0 else None
+
+
+def _divided(e: Index, axis: str) -> list[Index]:
+    """The remainders and quotients of the axis itself in an index."""
+    found = (x for x in e.atoms(sympy.Function) if type(x).__name__ in ("Mod", "PythonMod", "FloorDiv"))
+    return [x for x in found if x.args[0].is_Symbol and x.args[0].name == axis]
+
+
+def _in_blocks(k: Kernel, axis: Axis, length: int) -> Kernel:
+    block = sympy.Symbol(_fresh(k, f"{axis.name}_block"))
+    inner = sympy.Symbol(axis.name)
+
+    def change(e: Index) -> Index:
+        parts = {x: block if type(x).__name__ == "FloorDiv" else inner for x in _divided(e, axis.name)}
+        kept = {x: sympy.Dummy() for x in parts}  # the axis inside of them is the new one already
+        whole = substitute(e.xreplace(kept), {axis.name: length * block + inner})
+        return whole.xreplace({kept[x]: new for x, new in parts.items()})
+
+    outer = Axis(block.name, sympy.Integer(known(axis.extent) // length))  # type: ignore[operator]
+    split = (outer, replace(axis, extent=sympy.Integer(length)))
+    return _changed(k, tuple(b for a in k.axes for b in (split if a.name == axis.name else (a,))), change)
 
 
 def _alive(k: Kernel) -> Kernel:

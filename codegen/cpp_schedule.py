@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import sympy
 
+from dsc.codegen.cpp_axes import WIDTH as WIDTH
 from dsc.codegen.cpp_axes import counted, strip, work
 from dsc.codegen.cpp_expr import bound, known, stride
 from dsc.codegen.cpp_ops import HEAVY
 from dsc.codegen.kernel import Axis, Index, Kernel, Let, indirect, stages
 
-WIDTH = 16
 CHAIN = 256
 """Terms that may be added in one float before the sum moves on to a double: about as accurate as torch's cascade."""
 SCRATCH = 1 << 18

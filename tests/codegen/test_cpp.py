@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, Mod, ModularIndexing
 
 from dsc.codegen.build import CacheUnusable, CompileFailed, build, build_many, find_compiler
 from dsc.codegen.cpp import Call, emit, emit_unit
@@ -696,6 +696,30 @@ def test_tidy_merges_and_drops() -> None:
     b = make("flat", i=4, j=1, k=6)
     b.out("y", "f32", 6 * (i + j) + k, b.load("x", "f32", 6 * i + k))
     assert [(a.name, int(a.extent)) for a in tidy(b.done()).axes] == [("i_k", 24)]
+
+
+def halves(name: str, rows: object, columns: int, half: int, other: int | None = None) -> Kernel:
+    """Rotary halves: every element reads both halves of its row, and says in which of them it stands."""
+    b = make(name, i=rows, k=columns)
+    first, second = (b.load("x", "f32", columns * i + Mod(k, half) + s) for s in (0, columns - half))
+    left = b.let("lt", b.index(FloorDiv(k, other or half)), b.const(1, "i64"))
+    b.out("y", "f32", columns * i + k, b.let("where", left, b.let("sub", first, second), b.let("add", first, second)))
+    return b.done()
+
+
+def test_tidy_takes_blocks_apart(folder: Path) -> None:
+    k = halves("halves", N, 64, 32)
+    assert [(a.name, a.extent) for a in tidy(k).axes] == [("i", N), ("k_block", 2), ("k", 32)]
+    assert "lanes<" not in emit(k)  # nothing is gathered
+    x, y = torch.randn(5, 64), torch.empty(5, 64)
+    verify(unit([k], folder), "halves", {"x": x, "y": y}, {"N": 5})
+
+
+@pytest.mark.parametrize(("columns", "half", "other"), [(16, 8, None), (60, 24, None), (64, 32, 16), (32, 32, None)])
+def test_tidy_leaves_other_walks(columns: int, half: int, other: int | None) -> None:
+    """Blocks shorter than a vector, that do not divide the axis, of two lengths, and of the axis' own length."""
+    axes = tidy(halves("halves", N, columns, half, other)).axes
+    assert [(a.name, a.extent) for a in axes] == [("i", N), ("k", columns)]
 
 
 def test_no_include() -> None:
