@@ -263,12 +263,20 @@ class Nest:
         if number in self.turned_stores:
             self.add(f"{self.turned_stores[number]} = {value};")
         elif self._contiguous(index):
+            if self.k.buffer(s.buffer).dtype == "bf16" and self._is_rounded(self.let[s.value]):
+                value = f"rounded{{{value}}}"
             self.add(f"store({self.buffers[s.buffer]} + {self._place(index, g)}, {value}{self._limit(g)});")
         else:
             mask = " != 0" if self.let[s.value].dtype == "b1" else ""
             lane = f"{value}[l]{mask}" if self.vector(self.let[s.value]) else self.value(s.value, g)
             head = f"for (int l = 0; l < {g.limit or WIDTH}; l++) "
             self.add(head + self._put(s.buffer, self._lane_text(index, g), lane, plain=False))
+
+    def _is_rounded(self, v: Let) -> bool:
+        """Whether bf16 holds the value exactly, so that to store it is to cut it."""
+        if v.op == "where":
+            return all(self._is_rounded(self.let[a]) for a in v.args[1:])
+        return v.op == "round" and v.attr == "bf16"
 
     # Loops
 

@@ -173,6 +173,9 @@ AI vl load(const unsigned char* p) { return widen(bytes(p)); }
 AI vi load(const bool* p) { return bytes((const unsigned char*)p) != 0; }
 AI void store(float* p, vf v) { *(rawf*)p = v; }
 AI void store(bf16* p, vf v) { *(rawh*)p = to_bf16(v); }
+struct rounded { vf v; };  // to numbers of bf16 already
+AI vh to_bf16(rounded r) { return __builtin_convertvector((vu)r.v >> 16, vh); }
+AI void store(bf16* p, rounded r) { *(rawh*)p = to_bf16(r); }
 AI void store(f16* p, vf v) { *(rawh*)p = to_f16(v); }
 AI void store(double* p, vd v) { *(rawd*)p = v.lo; *(rawd*)(p + 8) = v.hi; }
 AI void store(long* p, vl v) { *(rawl*)p = v.lo; *(rawl*)(p + 8) = v.hi; }
@@ -194,6 +197,7 @@ AI void store(float* p, vf v, int m) { __builtin_ia32_storeups512_mask(p, v, low
 AI vf load(const bf16* p, int m) { return from_bf16((vh)__builtin_ia32_loaddquhi256_mask((const short*)p, (vs){}, low(m))); }
 AI vf load(const f16* p, int m) { return from_f16((vh)__builtin_ia32_loaddquhi256_mask((const short*)p, (vs){}, low(m))); }
 AI void store(bf16* p, vf v, int m) { __builtin_ia32_storedquhi256_mask((short*)p, (vs)to_bf16(v), low(m)); }
+AI void store(bf16* p, rounded r, int m) { __builtin_ia32_storedquhi256_mask((short*)p, (vs)to_bf16(r), low(m)); }
 AI void store(f16* p, vf v, int m) { __builtin_ia32_storedquhi256_mask((short*)p, (vs)to_f16(v), low(m)); }
 #endif
 
