@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dsc import gemm_tiles
+from dsc.codegen import triton_stream
 from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import NBYTES, Kernel, product
 from dsc.codegen.roofline import CACHE, LATENCY, START
@@ -16,6 +17,8 @@ from dsc.target import Target
 
 CUT = 2
 """Schedules with a contraction in parts that are tried."""
+WAVES = 4
+"""Waves of tiles from which on a last one that is partly filled costs little."""
 FULL = 8
 """Warps that keep the matrix units of a multiprocessor busy."""
 LARGE = Schedule(128, 256, 8, 3, KB=64)
@@ -25,7 +28,7 @@ LARGE = Schedule(128, 256, 8, 3, KB=64)
 def schedules(kernel: Kernel, default: Schedule, target: Target | None = None) -> tuple[Schedule, ...]:
     """The default first, then the other tiles of the list, then those whose contraction is cut, where tiles are few.
 
-    For a GPU, where the default has more tiles than there are multiprocessors (``walking``): the same as a persistent
+    For a GPU, also those whose steps are shared evenly (``sharing``), and where the default has more tiles than there are multiprocessors (``walking``): the same as a persistent
     kernel, and from sm_90 on both with their operands loaded by descriptors.  Sizes are numbers.
     """
     dot = product(kernel)
@@ -38,6 +41,8 @@ def schedules(kernel: Kernel, default: Schedule, target: Target | None = None) -
         found += [with_tile(*x) for x in gemm_tiles.split(batch, m, n, k, form, longest(own), lean=lean)[:CUT]]
     if target is not None and not default.parts:
         found += walking(kernel, default, target)
+    if target is not None and cuttable(own):
+        found += sharing(kernel, target)
     return tuple(dict.fromkeys([default, *found]))
 
 
@@ -72,6 +77,34 @@ def walking(kernel: Kernel, default: Schedule, target: Target) -> list[Schedule]
     return out
 
 
+def sharing(kernel: Kernel, target: Target) -> list[Schedule]:
+    """Tiles whose steps as many programs share evenly as walk (``triton_stream``), best first: of few tiles that leave a last
+    wave partly filled, with enough steps for every program.
+    """
+    dot = product(kernel)
+    assert dot is not None
+    batch, m, n, _ = sizes(kernel)
+    found = []
+    for t in gemm_tiles.ranked(batch, m, n, str(dot.attr), lean=draws(kernel)):
+        count = gemm_tiles.tiles(t, batch, m, n)
+        s = replace(with_tile(t), streams=target.sms * max(1, FULL // t.warps))
+        h = triton_stream.share(kernel, s, s.streams)
+        few = count % target.sms and count < WAVES * target.sms
+        if few and h.longest >= gemm_tiles.LEAST_STEPS and h.total * s.streams < 2**31:
+            found.append((share_of_rate(kernel, s, target), replace(s, parts=h.pieces)))
+    return [s for _, s in sorted(found, key=lambda x: -x[0])[:CUT]]
+
+
+def share_of_rate(kernel: Kernel, s: Schedule, target: Target) -> float:
+    """Of the rate of good kernels, what the multiprocessors reach that have the most to do."""
+    batch, m, n, k = sizes(kernel)
+    tile = gemm_tiles.Tile(s.XB, s.RB, s.KB, s.num_warps, s.num_stages)
+    if not s.streams:
+        return gemm_tiles.share(tile, batch * max(s.parts, 1), m, n, target.sms)
+    steps = triton_stream.share(kernel, s, s.streams).longest * -(-s.streams // target.sms)
+    return batch * m * n * k / (target.sms * steps * s.XB * s.RB * s.KB) * gemm_tiles.reuse(tile)
+
+
 def tiles_of(s: Schedule, batch: int, m: int, n: int) -> int:
     return batch * -(-m // s.XB) * -(-n // s.RB)
 
@@ -96,7 +129,7 @@ def seconds(kernel: Kernel, s: Schedule, code: Code, target: Target, moved: int)
     form, (batch, m, n, k) = str(dot.attr), sizes(kernel)
     tile = gemm_tiles.Tile(s.XB, s.RB, s.KB, s.num_warps, s.num_stages)
     peak = target.peak.get({"f32": "fp32", "f16": "fp16"}.get(form, form), target.peak["fp32"])
-    rate = peak * EFFICIENCY["matmul"] * gemm_tiles.share(tile, batch * max(s.parts, 1), m, n, target.sms)
+    rate = peak * EFFICIENCY["matmul"] * share_of_rate(kernel, s, target)
     along = {a.name for a in nest(kernel).summed}
     rows = {v.access[0] for v in kernel.lets if v.op == "load" and v.axes & along}
     again = sum((code.passes.get(b, 1) - 1) * batch * m * k * NBYTES[kernel.buffer(b).dtype] for b in rows)
@@ -104,7 +137,7 @@ def seconds(kernel: Kernel, s: Schedule, code: Code, target: Target, moved: int)
     memory = moved / (target.bandwidth * BANDWIDTH_EFFICIENCY)
     launches = LAUNCH_SECONDS[target.kind]
     waves = -(-gemm_tiles.tiles(tile, batch * max(s.parts, 1), m, n) // target.sms)
-    waits = (1 if s.programs or code.blocks > 1 else waves) * (START + LATENCY)
+    waits = (1 if s.programs or s.streams or code.blocks > 1 else waves) * (START + LATENCY)
     if s.parts:
         cache += gemm_tiles.workspace(s.parts, batch, m, n) / (target.bandwidth * CACHE)
         launches *= 2

@@ -27,6 +27,9 @@ class Schedule:
     """Points of the contraction that a product takes at once; 0: no product."""
     parts: int = 0
     """Pieces of the contraction, each a program's, which a second launch adds up (``triton_split``); 0: it is whole."""
+    streams: int = 0
+    """So many programs share the steps of all tiles of a product evenly, so that a tile is in at most ``parts`` pieces, which
+    the second launch adds up (``triton_stream``); 0: its pieces are equal."""
     tma: bool = False
     """Whether a product loads its operands by descriptors (sm_90's tensor memory accelerator), where they allow it."""
 
@@ -36,7 +39,8 @@ class Schedule:
         tile = " x ".join(str(n) for n in (self.XB, self.RB, self.KB) if n > 1) or "1"
         return (
             f"{tile}, {self.num_warps} warps"
-            + (f", sums in {self.parts} parts" if self.parts else "")
+            + (f", sums in {self.parts} parts" if self.parts and not self.streams else "")
+            + (f", {self.streams} programs share the steps" if self.streams else "")
             + (", by descriptors" if self.tma else "")
             + (f", {self.programs} programs walk the tiles" if self.programs and self.KB else "")
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from dsc.codegen import triton_dot
+from dsc.codegen import triton_dot, triton_stream
 from dsc.codegen.kernel import Index, Kernel, Let, Store, stages
 from dsc.codegen.schedule import Schedule
 from dsc.codegen.triton_index import text
@@ -34,7 +34,9 @@ def emit(kernel: Kernel, schedule: Schedule | None = None) -> str:
     schedule = schedule or default_schedule(kernel)
     n = nest(kernel)
     e = Emitter(n, schedule, Values(n, schedule))
-    if n.summed:
+    if n.summed and schedule.streams:
+        triton_stream.body(e)
+    elif n.summed:
         triton_dot.body(e)
     else:
         e.body()

@@ -37,7 +37,7 @@ def body(c: Emitter) -> None:
     """Writes all lines with ``c``, the emitter of rows by columns."""
     n, dot = c.n, product(c.n.kernel)
     assert dot is not None
-    a, b = _sides(c)
+    a, b = sides(c)
     done: set[str] = set()
     summed = {x.name for x in n.summed}
     kept = [s for s in n.kernel.stores if summed & {str(x) for x in sympy.sympify(s.index).free_symbols}]
@@ -98,7 +98,7 @@ def peak(c: Emitter, s: Store, v: Let, column: str) -> None:
     c.w(f"tl.store({place}, {v.name}.to({TYPES[c.n.kernel.buffer(s.buffer).dtype]}){mask})")
 
 
-def _sides(c: Emitter) -> tuple[Emitter, Emitter]:
+def sides(c: Emitter) -> tuple[Emitter, Emitter]:
     """The emitters of the two operands, on the lines of ``c``."""
     n, s = c.n, c.schedule
     left = replace(n, parallel=n.parallel, reduced=n.summed, tiled=False)
@@ -127,8 +127,7 @@ def place(c: Emitter, program: str, row: str, column: str) -> None:
     the main loop, so that a tile's first operands are on the way while the tile before is finished and stored.
     """
     n, v, s = c.n, c.values, c.schedule
-    down, across = (grouped(text((e + t - 1) // t)) if e.is_number else f"({text(e)} + {name} - 1) // {name}"
-                    for e, t, name in ((n.xn, s.XB, "XB"), (n.rn, s.RB, "RB")))  # fmt: skip
+    down, across = _counts(c)
     number = v.program
     if s.programs:
         number = v.fresh("tile") if n.batch else v.program
@@ -138,14 +137,31 @@ def place(c: Emitter, program: str, row: str, column: str) -> None:
         c.depth += 1
     else:
         c.w(f"{v.program} = {program}")
+    find(c, number, row, column)
+
+
+def _counts(c: Emitter) -> tuple[str, str]:
+    """Rows and columns of tiles."""
+    n, s = c.n, c.schedule
+    down, across = (grouped(text((e + t - 1) // t)) if e.is_number else f"({text(e)} + {name} - 1) // {name}"
+                    for e, t, name in ((n.xn, s.XB, "XB"), (n.rn, s.RB, "RB")))  # fmt: skip
+    return down, across
+
+
+def find(c: Emitter, number: str, row: str, column: str) -> None:
+    """The tile of a number: its row and column of tiles, and its point of the batch."""
+    n, v = c.n, c.values
+    down, across = _counts(c)
+    inside = number
     if n.batch:
+        inside = v.fresh("place") if c.schedule.streams else v.program
         one, stride = f"{number} // ({down} * {across})", sympy.S.One
         for i, axis in reversed(list(enumerate(n.batch))):
             e = one if stride == 1 else f"{one} // {grouped(text(stride))}"
             c.w(f"{axis.name} = {e} % {grouped(text(sympy.sympify(axis.extent)))}" if i else f"{axis.name} = {e}")
             stride *= sympy.sympify(axis.extent)
-        c.w(f"{v.program} = {number} % ({down} * {across})")
-    c.w(f"{row}, {column} = {v.helper('_tile')}({v.program}, {down}, {across})")
+        c.w(f"{inside} = {number} % ({down} * {across})")
+    c.w(f"{row}, {column} = {v.helper('_tile')}({inside}, {down}, {across})")
 
 
 def spread(e: Emitter, side: str, start: str) -> None:
@@ -184,17 +200,18 @@ def before(b: Emitter, wanted: str, done: set[str]) -> None:
 
 def loop(
     a: Emitter, b: Emitter, c: Emitter, dot: Let, done: set[str], kept: Sequence[Store], first: str,
-    tiles: Mapping[str, str], corner: tuple[str, str] | None,
+    tiles: Mapping[str, str], corner: tuple[str, str] | None, steps: str = "",
 ) -> None:  # fmt: skip
     """The sum of products, as ``dot``.  What is ``kept`` of the rows is stored by the ``first`` of their tiles.
 
     ``tiles``: operands that are loaded by descriptors, and how.  ``corner``: the first row and column of the tile, where
     its rows and columns are written out in the loop: Triton does not see that they lie next to each other if it has to
-    carry them from one step of a joined loop to the next, and would load one element at a time.
+    carry them from one step of a joined loop to the next, and would load one element at a time.  ``steps``: where the loop
+    begins and ends, if not with the whole contraction.
     """
     start = a.values.r0
     c.w(f"{dot.name} = tl.full([XB, RB], 0.0, tl.float32)")
-    c.w(f"for {start} in range(0, {text(extent(c.n.summed))}, KB):")
+    c.w(f"for {start} in range({steps or f'0, {text(extent(c.n.summed))}'}, KB):")
     operands = []
     for e, side, name in ((a, "r", dot.args[0]), (b, "x", dot.args[1])):
         e.depth = c.depth + 1

@@ -231,8 +231,8 @@ def _fit(n: Index, most: int) -> int:
 
 def grid(kernel: Kernel, schedule: Schedule, sizes: Mapping[str, int]) -> int:
     """Number of programs; 0 where there is nothing to compute."""
-    if schedule.programs:
-        return schedule.programs
+    if schedule.programs or schedule.streams:
+        return schedule.programs or schedule.streams
     n = nest(kernel)
     programs = -(-evaluate(n.xn, sizes) // schedule.XB) * evaluate(extent(n.batch), sizes)
     return programs * -(-evaluate(n.rn, sizes) // schedule.RB) if n.tiled else programs

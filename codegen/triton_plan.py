@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from dsc.codegen import triton_columns, triton_split
+from dsc.codegen import triton_columns, triton_split, triton_stream
 from dsc.codegen.cpp_split import Temporary, cut
 from dsc.codegen.kernel import Axis, Kernel, stages
 from dsc.codegen.schedule import Schedule
@@ -63,7 +63,7 @@ def plan(kernel: Kernel, *, interpreter: bool = False) -> Plan:
     2. The programs of one launch would leave most of a GPU idle, and it is not small.
     3. Sizes are numbers, and a reduce axis divides into equal chunks.
 
-    A product is two launches where its contraction is in parts (``triton_split``).
+    A product is two launches where its contraction is in parts (``triton_split``, ``triton_stream``).
     A kernel that sums over rows too is two launches by itself (see ``triton_columns``).
     On a GPU checks are assertions: a flag would have to be waited for.
     """
@@ -87,7 +87,7 @@ def of_product(kernel: Kernel, schedule: Schedule) -> Plan:
     """With a schedule of the whole, which may cut its contraction."""
     if not schedule.parts:
         return Plan(kernel, (Part(kernel, schedule),))
-    pieces = triton_split.cut(kernel, schedule.parts)
+    pieces = triton_stream.cut(kernel, schedule) if schedule.streams else triton_split.cut(kernel, schedule.parts)
     first, join = (_named(k, kernel) for k in pieces.kernels)
     parts = (Part(first, replace(schedule, parts=0)), Part(join, default_schedule(join)))
     return Plan(kernel, parts, pieces.temporaries, Part(kernel, schedule))

@@ -25,37 +25,40 @@ def cut(kernel: Kernel, count: int) -> Pieces:
     dot = product(bare)
     assert dot is not None
     axis = max(bare.reduced, key=lambda a: int(a.extent))
+    second, temporary, place = joined(kernel, bare, count)
+    cut_up, block = strip(bare, axis, int(axis.extent) // count)
+    points = sympy.Mul(*(sympy.sympify(a.extent) for a in bare.parallel))
+    store = Store(temporary.buffer, sympy.Symbol(block) * points + place, dot.name)
+    first = only(cut_up, f"{kernel.name}_parts", cut_up.lets, (store,), Buffer(temporary.buffer, "f32", "out"))
+    (counted,) = (a for a in first.axes if a.name == block)
+    order = (replace(counted, reduce=False), *(a for a in first.axes if a is not counted))
+    return Pieces((vary(replace(first, axes=order, origin=kernel.origin)), second), (temporary,))
+
+
+def joined(kernel: Kernel, bare: Kernel, count: int) -> tuple[Kernel, Temporary, Index]:
+    """The second launch, for ``count`` pieces of each sum; what they lie in, and where a point lies in a piece."""
+    dot = product(bare)
+    assert dot is not None
     place: Index = sympy.S.Zero
     for a in bare.parallel:
         place = place * a.extent + sympy.Symbol(a.name)
     place = sympy.expand(place)
     points = sympy.Mul(*(sympy.sympify(a.extent) for a in bare.parallel))
-    buffer = f"{dot.name}_part"
-    cut_up, block = strip(bare, axis, int(axis.extent) // count)
+    buffer, block = f"{dot.name}_part", "piece"
+    while block in {*(a.name for a in bare.axes), *(v.name for v in bare.lets)}:
+        block += "_"
     at = sympy.Symbol(block) * points + place
-    first = _with(
-        cut_up, f"{kernel.name}_parts", cut_up.lets, (Store(buffer, at, dot.name),), Buffer(buffer, "f32", "out")
-    )
-    (counted,) = (a for a in first.axes if a.name == block)
-    order = (replace(counted, reduce=False), *(a for a in first.axes if a is not counted))
     none: frozenset[str] = frozenset()
     load = Let(f"{dot.name}_p", "load", (), (buffer, at), "f32", none)
     total = Let(dot.name, "reduce", (load.name,), "sum", "f32", none)
     lets = [x for v in bare.lets for x in ((load, total) if v is dot else (v,))]
-    axes = (*bare.parallel, Axis(block, sympy.Integer(count), reduce=True))
-    whole = replace(bare, axes=axes)
-    second = _with(whole, f"{kernel.name}_join", tuple(lets), bare.stores, Buffer(buffer, "f32"))
-    temporary = Temporary(buffer, "f32", sympy.Integer(count) * points)
-    return Pieces(
-        (
-            vary(replace(first, axes=order, origin=kernel.origin)),
-            vary(replace(second, origin=f"the pieces of {first.name}, added up, and what follows")),
-        ),
-        (temporary,),
-    )
+    whole = replace(bare, axes=(*bare.parallel, Axis(block, sympy.Integer(count), reduce=True)))
+    second = only(whole, f"{kernel.name}_join", tuple(lets), bare.stores, Buffer(buffer, "f32"))
+    origin = f"the pieces of {kernel.name}, added up, and what follows"
+    return vary(replace(second, origin=origin)), Temporary(buffer, "f32", sympy.Integer(count) * points), place
 
 
-def _with(kernel: Kernel, name: str, lets: tuple[Let, ...], stores: tuple[Store, ...], new: Buffer) -> Kernel:
+def only(kernel: Kernel, name: str, lets: tuple[Let, ...], stores: tuple[Store, ...], new: Buffer) -> Kernel:
     """``kernel`` with these stores, what they need of ``lets``, and the buffers that those mention."""
     known = replace(kernel, lets=lets)
     wanted = {n for s in stores for n in (s.value, *indirect(s.index, known))}

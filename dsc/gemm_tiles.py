@@ -69,7 +69,12 @@ def share(t: Tile, batch: int, m: int, n: int, sms: int = SMS) -> float:
     """Of the rate of good kernels, for a product of these sizes."""
     waves = -(-tiles(t, batch, m, n) // sms)
     full = batch * m * n / (waves * sms * t.m * t.n)
-    return full * min(1.0, math.sqrt(t.m * t.n / (t.m + t.n) / 64))
+    return full * reuse(t)
+
+
+def reuse(t: Tile) -> float:
+    """The second factor."""
+    return min(1.0, math.sqrt(t.m * t.n / (t.m + t.n) / 64))
 
 
 def ranked(
