@@ -14,7 +14,7 @@ from dsc.codegen import cubin, triton_stream
 from dsc.codegen.alternatives import alternatives, modelled
 from dsc.codegen.candidates import Code
 from dsc.codegen.kernel import product
-from dsc.codegen.triton import default_schedule, grid
+from dsc.codegen.triton import default_schedule, emit, grid
 from dsc.codegen.triton_plan import Plan, of_product
 from dsc.codegen.triton_run import prepare_plan
 from dsc.target import find
@@ -114,3 +114,11 @@ def test_where_steps_are_shared() -> None:
     for m, k in ((4096, 4096), (128, 256)):
         kernel = bound(relu, half(m, k), half(k, 4096)).kernel
         assert not any(s.streams for s in alternatives(kernel, default_schedule(kernel), a100))
+
+
+def test_text(golden: Callable[..., None]) -> None:
+    """Both launches."""
+    a, b = matrices("nn", 128, 4096, 4096, torch.bfloat16)
+    kernel = bound(lambda a, b: torch.relu(a @ b), a, b).kernel
+    (s, *_) = [s for s in alternatives(kernel, default_schedule(kernel), find("a100")) if s.streams]
+    golden("\n\n".join(emit(p.kernel, p.schedule) for p in of_product(kernel, s).parts))

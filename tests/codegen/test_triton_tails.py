@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from collections.abc import Callable
+
 from dsc import keep  # noqa: F401  # defines dsc::keep
 from dsc.codegen import cubin
 from dsc.codegen.alternatives import alternatives
@@ -126,3 +128,16 @@ def test_machine_code_of_maxima(capability: int, layout: str) -> None:
         assert facts.spilled == 0 and 0 < facts.shared <= cubin.LIMITS[capability].shared_block
         assert set(facts.tensor) == {"HMMA" if capability == 80 else "HGMMA"}
         assert {x.width for x in facts.accesses if x.buffer in ("b0", "b1", "o0")} == {16}
+
+
+def test_text(golden: Callable[..., None]) -> None:
+    """A mask that is drawn, and maxima that are found, behind the sums."""
+
+    def f(a: Tensor, b: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        y = a @ b
+        y = y * torch.ops.dsc.keep(seed, list(y.shape), 0.9) * 1.125
+        return y, y.abs().view(y.shape[0], -1, 64).amax(2)
+
+    a, b = matrices("nn", 1024, 768, 512, torch.bfloat16)
+    kernel = bound(f, a, b, torch.tensor(1)).kernel
+    golden(emit(kernel, default_schedule(kernel)))

@@ -11,10 +11,12 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from collections.abc import Callable
+
 from dsc.codegen import cubin
 from dsc.codegen.alternatives import alternatives, modelled
 from dsc.codegen.candidates import Code
-from dsc.codegen.triton import default_schedule
+from dsc.codegen.triton import default_schedule, emit
 from dsc.target import find
 from kit_products import LAYOUTS, TAILS, bound, drawn, matrices, walked
 
@@ -125,3 +127,10 @@ def test_where_programs_walk() -> None:
     ):
         kernel = bound(f, *inputs).kernel  # type: ignore[arg-type]
         assert not any(s.programs for s in alternatives(kernel, default_schedule(kernel), a100))
+
+
+def test_text(golden: Callable[..., None]) -> None:
+    """Descriptors before the loop over tiles, and no address of an operand in it."""
+    a, b = matrices("nt", 1024, 768, 512, torch.bfloat16)
+    kernel = bound(lambda a, b: torch.relu(a @ b), a, b).kernel
+    golden(emit(kernel, replace(default_schedule(kernel), programs=132, tma=True)))
