@@ -7,7 +7,8 @@ leaves alone, and ``torch.autograd.grad`` would not tell of an input without use
 1. ``depends`` and ``reach``: on which results each gradient depends.  Nothing to do where all depend on all, as with one
    loss, nor for a gradient one of whose terms depends on none: it may be there for any of them.
 2. ``restore``: a hook on the graph's node in autograd takes away the gradients none of whose results got one.
-3. Zeros stay where a hook of the user waits for that gradient: autograd would call it with None, and eager not at all.
+3. A graph before this one, whose results get no gradient then, gives none either (``silence``).
+4. Zeros stay where a hook of the user waits for that gradient: autograd would call it with None, and eager not at all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from dsc import ops
 from dsc.torch_shim import is_compiled_node, tangents_noted
 
 Gradients = Sequence[torch.Tensor | None]
+Hook = Callable[[Gradients, Gradients], Gradients | None]
+Edges = tuple[tuple[Any, int], ...]
+"""To the nodes of autograd that take a node's gradients."""
+
 Depends = tuple[int, tuple[int, ...]]
 """How many tangents a joint graph has; for each tensor among its inputs, those behind its gradient, a bit each."""
 
@@ -78,7 +83,7 @@ def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., 
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         node = _node(results, found)
         if node is not None and len(node.next_functions) == len(tensors) == len(found.places):
-            node.register_hook(_hook(found, tensors))
+            node.register_hook(_hook(found, tensors, node.next_functions))
         return results
 
     return call
@@ -111,7 +116,7 @@ def _node(results: Any, found: Reach) -> Any:
     return None
 
 
-def _hook(found: Reach, inputs: Sequence[torch.Tensor]) -> Callable[[Gradients, Gradients], Gradients | None]:
+def _hook(found: Reach, inputs: Sequence[torch.Tensor], edges: Edges) -> Hook:
     """Takes the gradients of inputs and of results, and gives those of inputs that eager gives."""
     partial = {i: p for i, p in enumerate(found.places) if p is not None}
     heard = {i for i in partial if _hears(inputs[i])}
@@ -123,9 +128,30 @@ def _hook(found: Reach, inputs: Sequence[torch.Tensor]) -> Callable[[Gradients, 
     def take_away(gradients: Gradients, given: Gradients) -> Gradients | None:
         missing = {i for i, g in enumerate(given) if g is None}
         gone = {i for i, p in partial.items() if p <= missing and gradients[i] is not None and not waits(i)}
+        for i in gone:
+            silence(edges[i][0])
         return tuple(None if i in gone else g for i, g in enumerate(gradients)) if gone else None
 
     return take_away
+
+
+def silence(node: Any) -> None:
+    """Case 3: a compiled graph is to give its inputs no gradients, if its results got none; leaves that hear one get zeros."""
+    if not is_compiled_node(node):
+        return
+    edges: Edges = node.next_functions
+
+    def is_deaf(n: Any) -> bool:
+        return is_compiled_node(n) or (hasattr(n, "variable") and not _hears(n.variable))
+
+    def take_away(gradients: Gradients, given: Gradients) -> Gradients | None:
+        if any(g is not None for g in given):
+            return None
+        for n, _ in edges:
+            silence(n)
+        return tuple(None if is_deaf(n) else g for (n, _), g in zip(edges, gradients))
+
+    node.register_hook(take_away)
 
 
 def _hears(tensor: torch.Tensor) -> bool:

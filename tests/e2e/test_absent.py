@@ -69,6 +69,34 @@ def test_what_lies_before_the_graph_is_not_reached_either() -> None:
     assert u.grad is None and y.grad is not None
 
 
+def test_graphs_before_a_break_are_not_reached_either() -> None:
+    def broken(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h, k = x.exp() * 2, y.exp() * 3
+        torch._dynamo.graph_break()
+        h = h.sin() + 1
+        torch._dynamo.graph_break()
+        return h.cos(), k.cos()
+
+    x, y = leaves()
+    _, b = compiled(broken)(x, y)
+    b.sum().backward()
+    assert x.grad is None and y.grad is not None
+
+    def apart(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.exp() * 2
+        torch._dynamo.graph_break()
+        h = h.sin() + 1
+        torch._dynamo.graph_break()
+        return h.cos(), y.cos()
+
+    x, y = leaves()
+    a, b = compiled(apart)(x, y)
+    b.sum().backward(retain_graph=True)
+    assert x.grad is None and y.grad is not None
+    a.sum().backward()
+    assert x.grad is not None
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("leaf", [False, True])
 def test_a_hook_never_gets_none(leaf: bool, late: bool) -> None:

@@ -37,8 +37,8 @@ REFUSED = "refused by Dynamo: "
 LEFT = "left to eager: "
 """What verdicts of programs begin with that dsc runs in eager after a warning, since AOTAutograd cannot trace them."""
 
-UPSTREAM = "as aot_eager: "
-"""What verdicts of programs begin with that differ from eager with ``aot_eager`` too, in the same place."""
+UPSTREAM = " (aot_eager differs in the same place)"
+"""What verdicts end with where PyTorch's own tracing is wrong: ours to detect or to repair all the same."""
 
 TRITON_GRAIN = {**noise.GRAIN, torch.float32: 2.0**-16, torch.float64: 1e-11}
 """Elementary functions in Triton are a few parts in 10^6 off (see ``dsc.codegen.triton_math``)."""
@@ -50,7 +50,7 @@ def check(p: Program, options: Mapping[str, Any] | None = None) -> str | None:
 
 def is_fault(verdict: str | None) -> bool:
     """Whether it says of dsc that it was wrong."""
-    return verdict is not None and not verdict.startswith((REFUSED, LEFT, UPSTREAM))
+    return verdict is not None and not verdict.startswith((REFUSED, LEFT))
 
 
 def check_all(programs: Sequence[Program], options: Mapping[str, Any] | None = None) -> list[str | None]:
@@ -77,7 +77,7 @@ def _checked(programs: Sequence[Program], options: Mapping[str, Any] | None) -> 
         if len(programs) > 1:
             out[i] = _checked([p], options)[0] or f"{why} (only together with others)"
         elif (theirs := _tried(programs, "aot_eager", None)) is not None and _place(theirs[0]) == _place(why):
-            out[i] = UPSTREAM + why
+            out[i] = why + UPSTREAM
     return out
 
 
