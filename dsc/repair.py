@@ -9,7 +9,9 @@
    one another (a result of ``unfold``).  It knows better where what the result is a view of is given out as well.
 4. Random numbers that an in-place call draws go to the elements in the order of memory; made functional, the call draws
    in the order of indices.  It gets a view of its operand in which both are one.
-5. A graph that runs in eager after all must keep the generator's state for its checkpoint regions, as the user's call of
+5. A write keeps the layout of what it writes to; made functional, ``tril_`` gives the layout of ``tril``.  Where they differ
+   the result is computed apart and copied.
+6. A graph that runs in eager after all must keep the generator's state for its checkpoint regions, as the user's call of
    ``checkpoint`` did, and as Dynamo's stand-in for it does not.
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from dsc.torch_shim import optimization_hint
@@ -58,6 +61,7 @@ def repair(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]
     """Change the graph in place.  What comes back turns its compiled function into one with the results of before."""
     drop_idle_dropout(gm)
     draw_in_order_of_memory(gm)
+    keep_layout_of_writes(gm)
     output = gm.graph.output_node()
     results = output.args[0]
     if not isinstance(results, (tuple, list)):
@@ -156,6 +160,62 @@ def memory_order(t: torch.Tensor) -> list[int]:
     """Dimensions, that of the largest step first."""
     strides = t.stride()
     return sorted(range(t.dim()), key=lambda d: -hint(strides[d]))
+
+
+def keep_layout_of_writes(gm: GraphModule) -> None:
+    """Case 5: ``x.tril_()`` -> ``x.copy_(x.tril())`` where ``x`` is dense and laid out otherwise than ``x.tril()``."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        name = name_of(node)
+        if (
+            node.op != "call_method"
+            or not name.endswith("_")
+            or name.endswith("__")
+            or name in DRAWS
+            or name == "copy_"
+        ):
+            continue
+        source = node.args[0]
+        value = source.meta.get("example_value") if isinstance(source, Node) else None
+        if not isinstance(value, torch.Tensor) or value.is_contiguous() or not is_dense(value):
+            continue
+        apart = functional(node, value, name[:-1])
+        if apart is None or apart.shape != value.shape or apart.stride() == value.stride():
+            continue
+        with gm.graph.inserting_before(node):
+            made = gm.graph.call_method(name[:-1], node.args, node.kwargs)
+        made.meta["example_value"] = apart
+        node.target, node.args, node.kwargs = "copy_", (source, made), {}
+        changed = True
+    if changed:
+        gm.recompile()
+
+
+def functional(node: Node, value: torch.Tensor, name: str) -> torch.Tensor | None:
+    """What the method that does not write would give, as a fake tensor."""
+
+    def known(a: object) -> object:
+        return a.meta["example_value"] if isinstance(a, Node) else a
+
+    if not hasattr(value, name):
+        return None
+    rest = pytree.tree_map(known, (node.args[1:], node.kwargs))
+    try:
+        with torch.no_grad():
+            out = getattr(value.detach(), name)(*rest[0], **rest[1])
+    except Exception:  # it writes what it cannot compute apart, or its operands have no fake values
+        return None
+    return out if isinstance(out, torch.Tensor) and out.dtype == value.dtype else None
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Its elements fill a block of memory, one place each."""
+    count = 1
+    for step, n in sorted((hint(d), hint(n)) for n, d in zip(t.shape, t.stride()) if hint(n) != 1):
+        if step != count:
+            return False
+        count *= n
+    return True
 
 
 def sources_of_overlaps(gm: GraphModule) -> Iterator[Node]:

@@ -134,7 +134,32 @@ def flips_rolls_and_triangles() -> Case:
     return Case(fn, [(randn(4, 3).t(),), (randn(3, 4),)])
 
 
+def writes_keep_the_layout() -> Case:
+    """In-place calls on transposed intermediates, views and arguments: the result is laid out as before."""
+
+    def fn(x: Tensor, y: Tensor, i: Tensor) -> Any:
+        def writes(t: Tensor) -> Any:
+            return (
+                t().tril_(), t().triu_(1), t().cumsum_(0), t().cumprod_(1), t().masked_fill_(t() > 0, 2.0), t().renorm_(2, 0, 1.0),
+                t().index_copy_(0, i, t()[:2]), t().index_add_(0, i, t()[:2]), t().scatter_(0, i[None], 1.0), t().index_fill_(0, i, 3.0),
+                t().scatter_add_(0, i[None], t()), t().addmm_(t()[:, :2], t()[:2]), t().masked_scatter_(t() > 0, y), t().mul_(2),
+            )  # fmt: skip
+
+        return writes(lambda: (x * 2).t()), writes(lambda: torch.cat([x, y])[1:4].t()), y.t().tril_(), y.t().cumsum_(0)
+
+    return Case(fn, [(randn(3, 4), randn(3, 4, seed=1), torch.tensor([0, 1]))])
+
+
+def writes_keep_the_layout_with_gradients() -> Case:
+    def fn(x: Tensor, i: Tensor) -> Any:
+        return (x * 2).t().tril_(), (x * 3).t().index_add_(0, i, x.t()[:2]), (x * 4).t().cumsum_(0).sin()
+
+    return Case(fn, [(randn(3, 4, grad=True), torch.tensor([0, 1]))], grad=True)
+
+
 CASES = (
+    writes_keep_the_layout,
+    writes_keep_the_layout_with_gradients,
     transposed_operands,
     as_strided_after_roll,
     creation_like_a_permuted_tensor,
