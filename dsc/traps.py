@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dsc.dynamo import name_of
+from dsc.layouts import is_dense
+
 Trap = Callable[[dict[str, Any]], str | None]
 """Arguments by name -> what goes wrong with them, or None."""
 
@@ -41,12 +44,12 @@ def keeps_writes(gm: GraphModule) -> bool:
     results = [v for n in gm.graph.output_node().all_input_nodes if (v := _tensor(n)) is not None]
     if not any(_of_one_storage(r, x) for r in results for x in inputs if x.layout == torch.strided):
         return True
-    lays_out = any(_name(n) in LAYS_OUT for n in gm.graph.nodes)
+    lays_out = any(name_of(n) in LAYS_OUT for n in gm.graph.nodes)
     return not (lays_out or any(x.requires_grad for x in inputs))
 
 
 def _check(node: Node) -> str | None:
-    name = _name(node)
+    name = name_of(node)
     if (written := _written(node, name)) is not None:
         if _overlaps(written):
             return f"{name} writes to a tensor several elements of which are one place in memory"
@@ -56,10 +59,6 @@ def _check(node: Node) -> str | None:
         return None
     parameters, trap = TRAPS[name]
     return trap({**dict(zip(parameters.split(), node.args)), **node.kwargs})
-
-
-def _name(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _multilabel_margin(arguments: dict[str, Any]) -> str | None:
@@ -97,19 +96,9 @@ def _rrelu(arguments: dict[str, Any]) -> str | None:
 def _normal(arguments: dict[str, Any]) -> str | None:
     """Eager fills contiguous memory in blocks and other memory one by one; made functional, the latter becomes the former."""
     t = _tensor(arguments.get("self"))
-    if t is not None and not t.is_contiguous() and not _is_dense(t):
+    if t is not None and not t.is_contiguous() and not is_dense(t):
         return "AOTAutograd draws normal numbers in another order for tensors with gaps"
     return None
-
-
-def _is_dense(t: torch.Tensor) -> bool:
-    """Its elements fill a block of memory."""
-    count = 1
-    for step, n in sorted(zip(t.stride(), t.shape), key=lambda x: (x[0], x[1])):
-        if n != 1 and step != count:
-            return False
-        count = count * n
-    return True
 
 
 def _softshrink(arguments: dict[str, Any]) -> str | None:

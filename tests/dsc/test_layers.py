@@ -8,14 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [  # lowest first; a name stands for what is below it, unless that is named itself
-    "dsc.errors dsc.collector dsc.precision dsc.codegen.writer dsc.torch_shim",
+    "dsc.errors dsc.collector dsc.precision dsc.codegen.writer dsc.torch_shim dsc.dynamo",
     "dsc.runtime.state dsc.precision.formats",
     "dsc.precision.plan dsc.precision.emulate",
     "dsc.precision.request dsc.precision.ops dsc.precision.rules",
     "dsc.precision.switch",
     "dsc.precision.controller dsc.precision.writers",
-    "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.traps dsc.repair dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.flash_attention dsc.varlen_attention dsc.embedding dsc.grouped dsc.replay dsc.keep",
-    "dsc.packed dsc.tiers dsc.narrow dsc.foretell dsc.absent",
+    "dsc.layouts dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.flash_attention dsc.varlen_attention dsc.embedding dsc.grouped dsc.replay dsc.keep",
+    "dsc.packed dsc.tiers dsc.narrow dsc.foretell dsc.absent dsc.traps dsc.repair",
     "dsc.live dsc.snapshot dsc.extract dsc.text dsc.cost dsc.packing dsc.domain dsc.gemm_tiles dsc.codegen.kernel dsc.codegen.schedule",
     "dsc.program dsc.steps dsc.products dsc.retarget",
     "dsc.recordable",

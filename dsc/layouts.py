@@ -1,0 +1,153 @@
+"""Layouts that AOTAutograd loses when it makes a Dynamo graph functional, put right in that graph.
+
+1. Random numbers that an in-place call draws go to the elements in the order of memory; made functional, the call draws
+   in the order of indices.  It gets a view of its operand in which both are one.
+2. A write keeps the layout of what it writes to; made functional, ``tril_`` gives the layout of ``tril``.  Where they differ
+   the result is computed apart and copied.
+3. The gradient of a result is taken in the strides of that result, and elements of one place in memory overwrite one
+   another (a result of ``unfold``).  AOTAutograd knows better where what the result is a view of is given out as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from dsc.dynamo import DRAWS, name_of
+from dsc.torch_shim import optimization_hint
+
+DRAWS_IN_PLACE = frozenset("bernoulli_ dropout_ alpha_dropout_".split())
+"""By the functional ``bernoulli``, in the order of indices."""
+
+
+def draw_in_order_of_memory(gm: GraphModule) -> None:
+    """Case 4: ``x.bernoulli_(p)`` -> ``x.permute(order).bernoulli_(p)``, and likewise dropout in place."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.op not in ("call_function", "call_method") or not draws_in_place(node):
+            continue
+        source = node.args[0] if node.args else node.kwargs.get("input")
+        value = source.meta.get("example_value") if isinstance(source, Node) else None
+        order = memory_order(value) if isinstance(value, torch.Tensor) else []
+        if order == sorted(order):
+            continue
+        assert isinstance(source, Node) and isinstance(value, torch.Tensor)
+        with gm.graph.inserting_before(node):
+            view = gm.graph.call_method("permute", (source, order))
+            view.meta["example_value"] = value.permute(order)
+        node.replace_all_uses_with(source)
+        node.replace_input_with(source, view)
+        node.meta["example_value"] = view.meta["example_value"]
+        changed = True
+    if changed:
+        gm.recompile()
+
+
+def draws_in_place(node: Node) -> bool:
+    """Calls that fill or scale their operand by the functional ``bernoulli``, and give the operand back."""
+    name = name_of(node)
+    if name in ("dropout", "alpha_dropout"):
+        arguments = {**dict(zip(("input", "p", "training", "inplace"), node.args)), **node.kwargs}
+        return arguments.get("inplace") is True
+    if name == "bernoulli_" and any(isinstance(a, Node) for a in (*node.args[1:], *node.kwargs.values())):
+        return False  # probabilities of their own: drawn in the order of memory, functional or not
+    return name in DRAWS_IN_PLACE
+
+
+def memory_order(t: torch.Tensor) -> list[int]:
+    """Dimensions, that of the largest step first."""
+    strides = t.stride()
+    return sorted(range(t.dim()), key=lambda d: -hint(strides[d]))
+
+
+def keep_layout_of_writes(gm: GraphModule) -> None:
+    """Case 5: ``x.tril_()`` -> ``x.copy_(x.tril())`` where ``x`` is dense and laid out otherwise than ``x.tril()``."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        name = name_of(node)
+        if (
+            node.op != "call_method"
+            or not name.endswith("_")
+            or name.endswith("__")
+            or name in DRAWS
+            or name == "copy_"
+        ):
+            continue
+        source = node.args[0]
+        value = source.meta.get("example_value") if isinstance(source, Node) else None
+        if not isinstance(value, torch.Tensor) or value.is_contiguous() or not is_dense(value):
+            continue
+        apart = functional(node, value, name[:-1])
+        if apart is None or apart.shape != value.shape or apart.stride() == value.stride():
+            continue
+        with gm.graph.inserting_before(node):
+            made = gm.graph.call_method(name[:-1], node.args, node.kwargs)
+        made.meta["example_value"] = apart
+        node.target, node.args, node.kwargs = "copy_", (source, made), {}
+        changed = True
+    if changed:
+        gm.recompile()
+
+
+def functional(node: Node, value: torch.Tensor, name: str) -> torch.Tensor | None:
+    """What the method that does not write would give, as a fake tensor."""
+
+    def known(a: object) -> object:
+        return a.meta["example_value"] if isinstance(a, Node) else a
+
+    if not hasattr(value, name):
+        return None
+    rest = pytree.tree_map(known, (node.args[1:], node.kwargs))
+    try:
+        with torch.no_grad():
+            out = getattr(value.detach(), name)(*rest[0], **rest[1])
+    except Exception:  # it writes what it cannot compute apart, or its operands have no fake values
+        return None
+    return out if isinstance(out, torch.Tensor) and out.dtype == value.dtype else None
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Its elements fill a block of memory, one place each."""
+    count = 1
+    for step, n in sorted((hint(d), hint(n)) for n, d in zip(t.shape, t.stride()) if hint(n) != 1):
+        if step != count:
+            return False
+        count *= n
+    return True
+
+
+def sources_of_overlaps(gm: GraphModule) -> Iterator[Node]:
+    """Case 3: what results with overlapping elements are views of, where the graph computes it."""
+    results = set(gm.graph.output_node().all_input_nodes)
+    found: set[Node] = set()
+    for r in results:
+        value = r.meta.get("example_value")
+        if not isinstance(value, torch.Tensor) or not value.requires_grad or not overlaps(value):
+            continue
+        source = next(n for n in gm.graph.nodes if shares(n.meta.get("example_value"), value))
+        if source.op != "placeholder" and source not in results | found:
+            found.add(source)
+            yield source
+
+
+def overlaps(t: torch.Tensor) -> bool:
+    """Some place in memory stands for several elements that are not those of an expanded dimension."""
+    steps = sorted((hint(d), hint(n)) for n, d in zip(t.shape, t.stride()) if hint(n) > 1 and hint(d) > 0)
+    reach = 0
+    for step, count in steps:
+        if step <= reach:
+            return True
+        reach += step * (count - 1)
+    return False
+
+
+def shares(a: object, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def hint(n: int | torch.SymInt) -> int:
+    """A size as it is in this call."""
+    return n if isinstance(n, int) else int(optimization_hint(n))
