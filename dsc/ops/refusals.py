@@ -94,6 +94,8 @@ def _plain_operands(node: Node) -> str | None:
 
 def _batch_norm_strides(node: Node, *places: int) -> str | None:
     tensors = [tensor(operand(node, p)) for p in places]
+    if any(tensor(a).dim() != 1 for a in node.args[len(places) :] if isinstance(a, Node)):
+        return "parameters that are not vectors"
     if all(t.is_contiguous() for t in tensors):
         return None
     if all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors):

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dsc.torch_shim import TorchDispatchMode
+from dsc.torch_shim import TorchDispatchMode, decomposition_table
+
+CANCELS = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
+"""Operators that PyTorch's own table keeps whole, and that subtract numbers close to one another (``1 + erf(x)``)."""
 
 
 class Stepwise(TorchDispatchMode):
@@ -25,7 +28,8 @@ class Stepwise(TorchDispatchMode):
     def __init__(self, grain: float, gen: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.grain, self.gen = grain, gen
-        self.steps: Mapping[Any, Callable[..., Any]] = torch.export.default_decompositions()
+        steps: Mapping[Any, Callable[..., Any]] = torch.export.default_decompositions()
+        self.steps = {**steps, **{op: decomposition_table[op] for op in CANCELS}}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -116,7 +116,18 @@ def losses_of_nothing() -> Case:
     )
 
 
+def parameters_without_dimensions() -> Case:
+    """One channel, whose weight and bias are single numbers."""
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        m = w.mean()
+        return F.batch_norm(x, None, None, m, m, training=True), F.prelu(x, m.abs()), x * m
+
+    return Case(fn, [(randn(16, 1, grad=True), randn(3, seed=1, grad=True))], grad=True, tol=(1e-4, 1e-5))
+
+
 CASES = (
+    parameters_without_dimensions,
     empty_reductions_and_views,
     no_rows_through_a_network,
     one_dimension_of_zero,
