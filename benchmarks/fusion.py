@@ -34,7 +34,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
-from dsc import compiler, link, ops
+from dsc import compiler, emit, ops
 from dsc.steps import storage_of
 from dsc.torch_shim import optimization_hint
 
@@ -125,13 +125,13 @@ def distinct(shape: Iterable[Any], stride: Iterable[Any]) -> int:
 def dsc_counted(count: Count) -> Iterator[None]:
     """Compiling with dsc inside builds no kernels, and adds what would be launched to ``count``."""
 
-    def kernel(writer: link.Writer, i: int, step: Any) -> None:
+    def kernel(writer: emit.Writer, i: int, step: Any) -> None:
         bound = writer.bound[step.group]
         reads, writes = dsc_kernel(bound.kernel, bound.nodes)
         count.launches.append(Launch(writer.kind, bound.kernel.name, True, reads, writes))
         old_kernel(writer, i, step)
 
-    def call(writer: link.Writer, i: int, n: Any) -> None:
+    def call(writer: emit.Writer, i: int, n: Any) -> None:
         before = writer.aten_calls
         old_call(writer, i, n)
         if writer.aten_calls > before:
@@ -139,8 +139,8 @@ def dsc_counted(count: Count) -> Iterator[None]:
             count.launches.append(Launch(writer.kind, ops.name_of(n), False, reads, writes))
 
     with (
-        common.replaced(link.Writer, "kernel", kernel) as old_kernel,
-        common.replaced(link.Writer, "call", call) as old_call,
+        common.replaced(emit.Writer, "kernel", kernel) as old_kernel,
+        common.replaced(emit.Writer, "call", call) as old_call,
         common.replaced(compiler, "loaded", lambda program, kind, made: boxed(stop)),
     ):
         yield

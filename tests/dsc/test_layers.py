@@ -24,6 +24,8 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.manager",
     "dsc.passes dsc.codegen dsc.runtime",
     "dsc.bind dsc.kernels dsc.compilation",
+    "dsc.residence dsc.words",
+    "dsc.emit",
     "dsc.defaults",
     "dsc.passlist dsc.link dsc.watch dsc.sparsity",
     "dsc.compiler dsc.portable",
