@@ -5,12 +5,13 @@ Names of the compiler stack are imported when first used, since they cost second
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -350,6 +351,11 @@ def keepable(compiled: Callable[..., Any]) -> Any:
     if found is not None and found.runtime_metadata.tokens:
         return None
     if found is not None:
+        found.runtime_metadata = copy.copy(found.runtime_metadata)
+        # how views are made again does not survive pickling: shapes come back as what else lay in that memory;
+        # without it, results that are views are made by as_strided
+        infos = found.runtime_metadata.output_info
+        found.runtime_metadata.output_info = [replace(o, view_meta_sequence=None) for o in infos]
         found.aot_joint_graph_str = found.aot_forward_graph_str = found.aot_backward_graph_str = None
         found.min_cut_info_str = None
     return found

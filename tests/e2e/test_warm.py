@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -158,6 +159,58 @@ def test_a_learning_rate_that_changes_compiles_nothing_after_the_first_change(mo
         again_seen = len(seen)
         torch.testing.assert_close(step(p, g, torch.tensor(rate)), p - rate * g / (1 + rate))
         assert rate == 0.1 or len(seen) == again_seen
+
+
+def test_results_that_are_views_of_others() -> None:
+    """How a view is made again is kept by PyTorch in memory that does not survive pickling."""
+
+    def views(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = x.reshape(x.numel()), y * 2
+        return (
+            a,
+            a.narrow(0, 0, 1),
+            b,
+            b.view(-1),
+            b.t()[1:],
+            b.unflatten(0, (1, 2)),
+            y.view(-1),
+            *y.chunk(2),
+            b.unfold(1, 2, 1),
+        )
+
+    def grads(results: tuple[torch.Tensor, ...], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(sum(r.sin().sum() for r in results), (x, y))
+
+    x = torch.randn(2, 1).expand(2, 16).detach().requires_grad_()
+    y = torch.randn(2, 16, requires_grad=True)
+    want = views(x, y)
+    for k in range(3):
+        got = again(views, x, y)
+        assert hits() == (k > 0)
+        for a, b in zip((*got, *grads(got, x, y)), (*want, *grads(views(x, y), x, y)), strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+
+
+def test_a_number_that_was_compiled_in_is_no_part_of_the_key() -> None:
+    """So that graph is not kept: ``sqrt`` of a float that changes fixes its value."""
+
+    def scaled(x: torch.Tensor, a: float) -> torch.Tensor:
+        return x * a + math.sqrt(a)
+
+    torch.compiler.reset()
+    fn = torch.compile(scaled, backend="dsc")
+    for _ in range(2):
+        for a in (0.5, 2.0, 3.0, 7.0):
+            torch.testing.assert_close(fn(torch.ones(3), a), scaled(torch.ones(3), a))
+        torch.compiler.reset()
+
+
+def test_effects_are_compiled_anew() -> None:
+    """What hands an operator with effects its tokens is not part of what is kept."""
+    x = torch.eye(3) * 2
+    for _ in range(2):
+        torch.testing.assert_close(again(lambda v: torch.linalg.cholesky(v * 2) + 1, x), torch.eye(3) * 2 + 1)
 
 
 def test_mutated_buffers_and_inputs() -> None:
