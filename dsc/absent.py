@@ -7,15 +7,16 @@ leaves alone, and ``torch.autograd.grad`` would not tell of an input without use
 1. ``depends`` and ``reach``: on which results each gradient depends.  Nothing to do where all depend on all, as with one
    loss, nor for a gradient one of whose terms depends on none: it may be there for any of them.
 2. ``restore``: a hook on the graph's node in autograd takes away the gradients none of whose results got one.
-3. A graph before this one, whose results get no gradient then, gives none either (``silence``).
-4. Zeros stay where a hook of the user waits for that gradient: autograd would call it with None, and eager not at all.
+3. Terms of results without a gradient are left out of the others (``dsc.given``).
+4. A graph before this one, whose results get no gradient then, gives none either (``silence``).
+5. Zeros stay where a hook of the user waits for that gradient: autograd would call it with None, and eager not at all.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dsc import ops
+from dsc import given, ops
 from dsc.torch_shim import is_compiled_node, tangents_noted
 
 Gradients = Sequence[torch.Tensor | None]
@@ -32,8 +33,17 @@ Hook = Callable[[Gradients, Gradients], Gradients | None]
 Edges = tuple[tuple[Any, int], ...]
 """To the nodes of autograd that take a node's gradients."""
 
-Depends = tuple[int, tuple[int, ...]]
-"""How many tangents a joint graph has; for each tensor among its inputs, those behind its gradient, a bit each."""
+
+@dataclass(frozen=True)
+class Depends:
+    """On what the gradients of a joint graph depend."""
+
+    tangents: int
+    masks: tuple[int, ...] = ()
+    """For each tensor among the inputs: the tangents behind its gradient, a bit each."""
+
+    guarded: bool = False
+    """The backward asks which results are used."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +56,37 @@ class Reach:
     results: tuple[int, ...]
     """Results of the graph by which its node can be found."""
 
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Place of a result -> the number of its tangent, if the backward asks which are used."""
+
 
 def depends(joint: GraphModule, num_fwd_outputs: int) -> Depends:
-    """Case 1, of a joint graph as AOTAutograd traced it."""
+    """Case 1, of a joint graph as AOTAutograd traced it; case 3 changes it in place."""
     inputs = joint.graph.find_nodes(op="placeholder")
     tangents = [n for n in inputs if _is_tangent(n)]
     results = joint.graph.output_node().args[0]
     if len(tangents) < 2 or not isinstance(results, (list, tuple)):
-        return len(tangents), ()
+        return Depends(len(tangents))
     masks = _masks(joint, tangents)
+    guarded = given.guard(joint, masks, tangents)
     pairs = zip((n for n in inputs if not _is_tangent(n)), results[num_fwd_outputs:])
     tensors = ((p, g) for p, g in pairs if isinstance(p.meta.get("val"), torch.Tensor))
-    return len(tangents), tuple(masks.get(g, 0) if isinstance(g, Node) else 0 for _, g in tensors)
+    found = tuple(masks.get(g, 0) if isinstance(g, Node) else 0 for _, g in tensors)
+    return Depends(len(tangents), found, guarded)
 
 
 def reach(found: Depends) -> Reach | None:
     """Where tangents come from, by what AOTAutograd noted of the graph; None where there is nothing to do."""
-    count, masks = found
+    count, masks = found.tangents, found.masks
     every = (1 << count) - 1
-    if all(m in (0, every) for m in masks):
+    if not found.guarded and all(m in (0, every) for m in masks):
         return None
     noted = tangents_noted()
     if noted is None or len(noted.places) != count or not noted.results:
         return None
     places = (frozenset(p for i, p in enumerate(noted.places) if m >> i & 1) for m in masks)
-    return Reach(tuple(p if m not in (0, every) else None for m, p in zip(masks, places)), noted.results)
+    numbers = {p: i for i, p in enumerate(noted.places)} if found.guarded else {}
+    return Reach(tuple(p if m not in (0, every) else None for m, p in zip(masks, places)), noted.results, numbers)
 
 
 def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., Any]:
@@ -84,6 +100,8 @@ def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., 
         node = _node(results, found)
         if node is not None and len(node.next_functions) == len(tensors) == len(found.places):
             node.register_hook(_hook(found, tensors, node.next_functions))
+            if found.numbers:
+                node.register_prehook(_before(found.numbers))
         return results
 
     return call
@@ -125,8 +143,9 @@ def _hook(found: Reach, inputs: Sequence[torch.Tensor], edges: Edges) -> Hook:
     def waits(i: int) -> bool:
         return i in heard or ((tensor := alive[i]()) is not None and _hears(tensor))
 
-    def take_away(gradients: Gradients, given: Gradients) -> Gradients | None:
-        missing = {i for i, g in enumerate(given) if g is None}
+    def take_away(gradients: Gradients, results: Gradients) -> Gradients | None:
+        given.tell(frozenset())
+        missing = {i for i, g in enumerate(results) if g is None}
         gone = {i for i, p in partial.items() if p <= missing and gradients[i] is not None and not waits(i)}
         for i in gone:
             silence(edges[i][0])
@@ -135,8 +154,17 @@ def _hook(found: Reach, inputs: Sequence[torch.Tensor], edges: Edges) -> Hook:
     return take_away
 
 
+def _before(numbers: Mapping[int, int]) -> Callable[[Gradients], None]:
+    """Tells the backward that is about to run which results have no gradient."""
+
+    def tell(gradients: Gradients) -> None:
+        given.tell(frozenset(numbers[i] for i, g in enumerate(gradients) if g is None and i in numbers))
+
+    return tell
+
+
 def silence(node: Any) -> None:
-    """Case 3: a compiled graph is to give its inputs no gradients, if its results got none; leaves that hear one get zeros."""
+    """Case 4: a compiled graph is to give its inputs no gradients, if its results got none; leaves that hear one get zeros."""
     if not is_compiled_node(node):
         return
     edges: Edges = node.next_functions
@@ -144,8 +172,8 @@ def silence(node: Any) -> None:
     def is_deaf(n: Any) -> bool:
         return is_compiled_node(n) or (hasattr(n, "variable") and not _hears(n.variable))
 
-    def take_away(gradients: Gradients, given: Gradients) -> Gradients | None:
-        if any(g is not None for g in given):
+    def take_away(gradients: Gradients, results: Gradients) -> Gradients | None:
+        if any(g is not None for g in results):
             return None
         for n, _ in edges:
             silence(n)

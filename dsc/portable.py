@@ -30,6 +30,7 @@ HOMES = {
     "dsc.block_attention": ("block_select", "block_attention", "block_attention_backward"),
     "dsc.grouped": ("grouped_mm",),
     "dsc.keep": ("keep",),
+    "dsc.given": ("given",),
     "dsc.embedding": ("embedding_add", "embedding_add_", "embedding_grad"),
     "dsc.replay": ("rng_state", "set_rng_state"),
     "dsc.nm": ("alive_rows", "mm_of_rows", "mm_over_rows", "nm_keep", "nm_mask", "nm_refresh", "nm_stats"),

@@ -12,7 +12,7 @@ from dsc.torch_shim import OpOverload
 
 OURS = ("aten", "prims", "dsc")
 """Namespaces of operators that do the same on the host at every call; others may not."""
-ON_HOST = frozenset("dsc.offload dsc.offloaded dsc.fetch dsc.fetched dsc.rng_state dsc.set_rng_state".split())
+ON_HOST = frozenset("dsc.offload dsc.offloaded dsc.fetch dsc.fetched dsc.rng_state dsc.set_rng_state dsc.given".split())
 """Our own that wait for the host, or read what it holds."""
 WAITS = frozenset(
     "_linalg_check_errors _linalg_eigh _linalg_svd linalg_eig linalg_eigvals linalg_lstsq cholesky inverse linalg_cholesky"

@@ -126,8 +126,25 @@ def test_a_hook_after_accumulation_is_not_called_without_a_gradient() -> None:
 def test_nothing_is_hooked_where_all_gradients_depend_on_all_results() -> None:
     from dsc import absent
 
-    assert absent.reach((2, (3, 3, 0))) is None
-    assert absent.reach((1, ())) is None
+    assert absent.reach(absent.Depends(2, (3, 3, 0))) is None
+    assert absent.reach(absent.Depends(1)) is None
+
+
+def test_one_backward_serves_every_choice_of_results() -> None:
+    def three(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = x.tanh()
+        return h.sin(), (h - h).log(), h @ h.T
+
+    fn = compiled(three)
+    for used in ((0,), (0, 2), (2,), (1,), (0, 1, 2), (0,)):
+        x = torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        got, want = fn(x), three(x)
+        for i in used:
+            assert got[i].requires_grad
+        (g,), (w,) = (
+            torch.autograd.grad([r[i] for i in used], x, [torch.ones_like(r[i]) for i in used]) for r in (got, want)
+        )
+        torch.testing.assert_close(g, w, equal_nan=True)
 
 
 SCRIPT = """

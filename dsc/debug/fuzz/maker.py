@@ -111,7 +111,7 @@ class Maker:
     def drawn(self, outputs: Sequence[int] = ()) -> Program:
         """What was drawn so far."""
         whole = Program(tuple(self.inputs), tuple(self.lines), tuple(sorted(outputs)), self.worlds, self.marked)
-        return pruned(replace(whole, half=not self.edges and len(whole.returned) > 1 and self.rng.random() < 0.3))
+        return pruned(replace(whole, half=len(whole.returned) > 1 and self.rng.random() < 0.3))
 
     def add_input(self, dtype: str, shape: Sequence[int | str] | None = None) -> None:
         rng = self.rng

@@ -102,10 +102,7 @@ class Program:
     marked: bool = False
     """Several worlds are told by ``mark_dynamic``, not by ``dynamic=True``."""
     half: bool = False
-    """The loss is made of every second result, so that some inputs may get no gradient.
-
-    Not where there are infinities: autograd gives the backward zeros for the other results, and zero times infinity is NaN.
-    """
+    """The loss is made of every second result, so that some inputs may get no gradient."""
 
     @property
     def size(self) -> int:

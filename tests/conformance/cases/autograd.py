@@ -242,6 +242,33 @@ def loss_with_saved_and_recomputed_parts() -> Case:
     return Case(fn, [(randn(5, 8, grad=True), randn(8, 16, seed=1, grad=True))], grad=True, tol=(1e-4, 1e-5))
 
 
+def infinite_result_that_the_loss_does_not_use() -> Case:
+    """Eager does not go back through it: zero times infinity reaches no gradient."""
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        h = x * w.mT
+        q, k = (h @ w).chunk(2)
+        return h.sin(), (h - h).log(), q.exp(), (k - k).sqrt(), torch.stack([h[0] / 0, h[1]])
+
+    return Case(fn, [(randn(4, 3, grad=True), randn(3, 1, seed=1, grad=True))] * 2, grad=True, loss=(0, 2))
+
+
+def heads_used_in_turn() -> Case:
+    """The same compiled backward under other losses."""
+
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.heads = Heads()
+
+        def forward(self, x: Tensor) -> Any:
+            a, rest = self.heads(x)
+            return a, (rest["b"] - rest["b"]).log(), rest["h"]
+
+    return Case(Turns(), [(randn(5, 4),)] * 2, grad=True, loss=(0, 2), tol=(1e-5, 1e-6))
+
+
 def results_that_overlap_themselves() -> Case:
     """Windows over what the program computes: each element has the gradients of all windows that it is in."""
 
@@ -265,6 +292,8 @@ def windows_of_changing_lengths() -> Case:
 
 
 CASES = (
+    infinite_result_that_the_loss_does_not_use,
+    heads_used_in_turn,
     results_that_overlap_themselves,
     windows_of_changing_lengths,
     inplace_inside_function,
