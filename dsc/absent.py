@@ -110,12 +110,43 @@ def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., 
 def _masks(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
     """Nodes that depend on tangents -> which.  A sum with a term that depends on none counts as of all."""
     masks = {n: 1 << i for i, n in enumerate(tangents)}
+    constant = _constants(joint, tangents)
     for n in joint.graph.nodes:
         terms = [masks.get(a, 0) for a in n.all_input_nodes] if n.op == "call_function" else []
-        if any(terms):
+        if n in constant:
+            masks[n] = constant[n]
+        elif any(terms):
             is_open = ops.name_of(n) == "add.Tensor" and not all(terms)
             masks[n] = (1 << len(tangents)) - 1 if is_open else reduce(or_, terms)
     return masks
+
+
+def _constants(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
+    """Gradients that are constants, as that of the sign in ``copysign`` -> the tangents of all results of that operator.
+
+    Autograd numbers the operators of the forward; what their derivatives computed has the same numbers.
+    """
+    output = joint.graph.output_node()
+    given_out = output.args[0]
+    assert isinstance(given_out, (list, tuple))
+    results = dict(zip(output.meta.get("desc") or (), given_out))
+    reached: dict[Node, int] = {}
+    for i, t in enumerate(tangents):
+        result = results.get(getattr(t.meta.get("desc"), "output", None))
+        if isinstance(result, Node):
+            reached[result] = reached.get(result, 0) | 1 << i
+    by_number: dict[int, int] = {}
+    for n in reversed(joint.graph.nodes):
+        mask = reached.get(n, 0)
+        if not mask or n.op == "output":
+            continue
+        for a in n.all_input_nodes:
+            reached[a] = reached.get(a, 0) | mask
+        if (number := n.meta.get("seq_nr")) is not None:
+            by_number[number] = by_number.get(number, 0) | mask
+    back = (n for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function")
+    found = ((n, by_number.get(n.meta.get("seq_nr"), 0)) for n in back if not n.all_input_nodes)
+    return {n: mask for n, mask in found if mask}
 
 
 def _is_tangent(n: Node) -> bool:

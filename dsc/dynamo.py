@@ -14,6 +14,13 @@ DRAWS = frozenset(
 )
 """Draw random numbers."""
 
+LAYS_OUT = frozenset(
+    """
+    t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_ set_ detach_ rename_
+    """.split()
+)
+"""In-place methods that change what a tensor is, rather than its elements."""
+
 
 def name_of(node: Node) -> str:
     """``dropout`` of ``F.dropout``, of ``torch.dropout`` and of a method."""

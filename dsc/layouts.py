@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dsc.dynamo import DRAWS, name_of
+from dsc.dynamo import DRAWS, LAYS_OUT, name_of
 from dsc.torch_shim import optimization_hint
 
 DRAWS_IN_PLACE = frozenset("bernoulli_ dropout_ alpha_dropout_".split())
@@ -72,7 +72,7 @@ def keep_layout_of_writes(gm: GraphModule) -> None:
             node.op != "call_method"
             or not name.endswith("_")
             or name.endswith("__")
-            or name in DRAWS
+            or name in DRAWS | LAYS_OUT
             or name == "copy_"
         ):
             continue

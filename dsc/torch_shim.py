@@ -341,20 +341,23 @@ def keepable_aot() -> Iterator[None]:
         yield
 
 
-def keepable(compiled: Callable[..., Any]) -> Any:
+def keepable(compiled: Callable[..., Any], gm: GraphModule) -> Any:
     """The result behind a function that AOTAutograd made inside of ``keepable_aot``, to be pickled; None if there is none.
 
-    There is none of a graph with effects: what hands it its tokens is not part of the result.
+    There is none of a Dynamo graph with effects: what hands it its tokens is not part of the result.  How results are made
+    that are views does not survive pickling (shapes come back as what else lay in that memory): they are made by their
+    strides instead, and there is none where what they view is written, whose functional form has strides of its own.
     """
     serialize = getattr(compiled, "serialize", None)
     found = serialize() if serialize is not None else None
-    if found is not None and found.runtime_metadata.tokens:
+    if found is None or found.runtime_metadata.tokens:
         return None
-    if found is not None:
+    infos = found.runtime_metadata.output_info
+    if any(o.view_meta_sequence is not None for o in infos):
+        values = (n.meta.get("example_value") for n in gm.graph.nodes)
+        if any(isinstance(v, torch.Tensor) and v._version > 0 for v in values):
+            return None
         found.runtime_metadata = copy.copy(found.runtime_metadata)
-        # how views are made again does not survive pickling: shapes come back as what else lay in that memory;
-        # without it, results that are views are made by as_strided
-        infos = found.runtime_metadata.output_info
         found.runtime_metadata.output_info = [replace(o, view_meta_sequence=None) for o in infos]
         found.aot_joint_graph_str = found.aot_forward_graph_str = found.aot_backward_graph_str = None
         found.min_cut_info_str = None

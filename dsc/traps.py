@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dsc.dynamo import name_of
+from dsc.dynamo import LAYS_OUT, name_of
 from dsc.layouts import is_dense
 
 Trap = Callable[[dict[str, Any]], str | None]
@@ -74,6 +74,14 @@ def _dropout(arguments: dict[str, Any]) -> str | None:
         p = p.meta.get("example_value")  # a symbol: to ask whether it is 1 adds a guard
     if training and p == 1:
         return "AOTAutograd draws random numbers for dropout with p=1, and eager does not"
+    return None
+
+
+def _of_several_dtypes(arguments: dict[str, Any]) -> str | None:
+    """The dtype of the result is that of the input in eager, and the promoted one to fake tensors."""
+    x, y = _tensor(arguments.get("input")), _tensor(arguments.get("target"))
+    if x is not None and y is not None and x.dtype != y.dtype:
+        return "AOTAutograd foresees another dtype for a loss of operands of several dtypes"
     return None
 
 
@@ -166,13 +174,6 @@ def _interpolate(arguments: dict[str, Any]) -> str | None:
     return None
 
 
-LAYS_OUT = frozenset(
-    """
-    t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_ set_ detach_ rename_
-    """.split()
-)
-"""In-place methods that change what a tensor is, rather than its elements."""
-
 _RECURRENT = "input hx params has_biases num_layers dropout train bidirectional batch_first"
 
 TRAPS: Mapping[str, tuple[str, Trap]] = {
@@ -184,6 +185,7 @@ TRAPS: Mapping[str, tuple[str, Trap]] = {
     "alpha_dropout": ("input p training inplace", _alpha_dropout),
     "rrelu": ("input lower upper training inplace", _rrelu),
     "normal_": ("self mean std", _normal),
+    **dict.fromkeys(("huber_loss", "soft_margin_loss"), ("input target", _of_several_dtypes)),
     "upsample_bicubic2d": ("input", _interpolate),
     "upsample_bilinear2d": ("input", _interpolate),
     "interpolate": ("input size scale_factor mode align_corners", lambda a: _interpolate({"mode": "nearest", **a})),

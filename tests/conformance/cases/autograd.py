@@ -136,6 +136,24 @@ def unused_result_beside_a_constant_gradient() -> Case:
     return Case(fn, [arguments], grad=True, loss=(1,))
 
 
+def constant_gradient_of_an_unused_result() -> Case:
+    """The gradient of the sign is zeros where the result is used, and none where it is not."""
+
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> Any:
+        return x.sin(), torch.copysign(x, y), torch.copysign(z, z), x.cos()
+
+    return Case(fn, [tuple(randn(3, seed=i, grad=True) for i in range(3))], grad=True, loss=(0, 3))
+
+
+def constant_gradient_of_a_used_result() -> Case:
+    return Case(
+        lambda x, y: (x.sin(), torch.copysign(x, y)),
+        [(randn(3, grad=True), randn(3, seed=1, grad=True))],
+        grad=True,
+        loss=(1,),
+    )
+
+
 def unused_result_that_is_written_in_place() -> Case:
     """An input is written behind autograd's back, and nothing that has a gradient reads it."""
 
@@ -305,6 +323,8 @@ CASES = (
     head_that_the_loss_does_not_use,
     heads_through_a_view,
     unused_result_beside_a_constant_gradient,
+    constant_gradient_of_an_unused_result,
+    constant_gradient_of_a_used_result,
     unused_result_that_is_written_in_place,
     hooks,
     hooks_on_intermediates,

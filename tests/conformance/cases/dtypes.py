@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from conformance.case import Case, rand, randn
@@ -124,7 +125,21 @@ def comparisons_with_numbers() -> Case:
     )
 
 
+def losses_of_several_dtypes() -> Case:
+    """The result has the dtype of the input; fake tensors say the promoted one."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return F.huber_loss(x, y), F.soft_margin_loss(x, y), F.huber_loss(y, x, reduction="none") * 2, F.mse_loss(x, y)
+
+    return Case(
+        fn,
+        [(randn(4, 3), randn(4, 3, seed=1).double()), (randn(4, 3).bfloat16(), randn(4, 3, seed=1))],
+        tol=(1e-2, 1e-2),
+    )
+
+
 CASES = (
+    losses_of_several_dtypes,
     cumulative_sums,
     pad_of_split_reduction,
     reductions_with_dtype,

@@ -150,6 +150,21 @@ def writes_keep_the_layout() -> Case:
     return Case(fn, [(randn(3, 4), randn(3, 4, seed=1), torch.tensor([0, 1]))])
 
 
+def layouts_changed_in_place() -> Case:
+    """In-place calls that change what a tensor is; and a write through a view of an argument with gaps."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return (
+            (x * 2).transpose_(0, -1),
+            (x * 2).t().t_(),
+            (x * 3).t().squeeze_(),
+            y[..., None, :].tril_(),
+            y[1:].T.cumsum_(0),
+        )
+
+    return Case(fn, [(randn(4, 4), randn(5, 5, 6)[1:, 1:, 1:]), (randn(4, 3), randn(4, 6, 2)[..., ::2])])
+
+
 def writes_keep_the_layout_with_gradients() -> Case:
     def fn(x: Tensor, i: Tensor) -> Any:
         return (x * 2).t().tril_(), (x * 3).t().index_add_(0, i, x.t()[:2]), (x * 4).t().cumsum_(0).sin()
@@ -159,6 +174,7 @@ def writes_keep_the_layout_with_gradients() -> Case:
 
 CASES = (
     writes_keep_the_layout,
+    layouts_changed_in_place,
     writes_keep_the_layout_with_gradients,
     transposed_operands,
     as_strided_after_roll,
