@@ -67,11 +67,12 @@ def depends(joint: GraphModule, num_fwd_outputs: int) -> Depends:
     results = joint.graph.output_node().args[0]
     if len(tangents) < 2 or not isinstance(results, (list, tuple)):
         return Depends(len(tangents))
-    masks = _masks(joint, tangents)
+    constant = _constants(joint, tangents)
+    masks = _masks(joint, tangents, constant)
     guarded = given.guard(joint, masks, tangents)
     pairs = zip((n for n in inputs if not _is_tangent(n)), results[num_fwd_outputs:])
     tensors = ((p, g) for p, g in pairs if isinstance(p.meta.get("val"), torch.Tensor))
-    found = tuple(masks.get(g, 0) if isinstance(g, Node) else 0 for _, g in tensors)
+    found = tuple((masks.get(g) or constant.get(g, 0)) if isinstance(g, Node) else 0 for _, g in tensors)
     return Depends(len(tangents), found, guarded)
 
 
@@ -107,24 +108,26 @@ def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., 
     return call
 
 
-def _masks(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
-    """Nodes that depend on tangents -> which.  A sum with a term that depends on none counts as of all."""
+def _masks(joint: GraphModule, tangents: Sequence[Node], constant: Mapping[Node, int]) -> dict[Node, int]:
+    """Nodes that depend on tangents -> which.  A sum with a term that depends on none that is known counts as of all."""
+    every = (1 << len(tangents)) - 1
     masks = {n: 1 << i for i, n in enumerate(tangents)}
-    constant = _constants(joint, tangents)
     for n in joint.graph.nodes:
-        terms = [masks.get(a, 0) for a in n.all_input_nodes] if n.op == "call_function" else []
-        if n in constant:
-            masks[n] = constant[n]
-        elif any(terms):
-            is_open = ops.name_of(n) == "add.Tensor" and not all(terms)
-            masks[n] = (1 << len(tangents)) - 1 if is_open else reduce(or_, terms)
+        operands = n.all_input_nodes if n.op == "call_function" else []
+        terms = [masks.get(a, 0) for a in operands]
+        if not any(terms):
+            continue
+        if ops.name_of(n) == "add.Tensor":
+            terms = [masks.get(a) or constant.get(a, every) for a in operands]
+        masks[n] = reduce(or_, terms)
     return masks
 
 
 def _constants(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
     """Gradients that are constants, as that of the sign in ``copysign`` -> the tangents of all results of that operator.
 
-    Autograd numbers the operators of the forward; what their derivatives computed has the same numbers.
+    Autograd numbers the operators of the forward; what their derivatives computed has the same numbers.  What has no
+    derivative shares the next one's number, so that these may be too many.
     """
     output = joint.graph.output_node()
     given_out = output.args[0]

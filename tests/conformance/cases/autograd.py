@@ -154,6 +154,15 @@ def constant_gradient_of_a_used_result() -> Case:
     )
 
 
+def infinite_constants_of_an_unused_result() -> Case:
+    """The variance of one number, whose derivative is made of constants."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return F.l1_loss(x[..., :-1], x), x.var(), y.softmax(0), (y > 0) * y
+
+    return Case(fn, [(randn(1, 1, grad=True), randn(3, seed=1, grad=True))], grad=True, loss=(0, 2, 3))
+
+
 def unused_result_that_is_written_in_place() -> Case:
     """An input is written behind autograd's back, and nothing that has a gradient reads it."""
 
@@ -325,6 +334,7 @@ CASES = (
     unused_result_beside_a_constant_gradient,
     constant_gradient_of_an_unused_result,
     constant_gradient_of_a_used_result,
+    infinite_constants_of_an_unused_result,
     unused_result_that_is_written_in_place,
     hooks,
     hooks_on_intermediates,
