@@ -341,12 +341,30 @@ def keepable_aot() -> Iterator[None]:
         yield
 
 
+def strides_tell_views(gm: GraphModule) -> bool:
+    """Whether every view in a Dynamo graph is known by its shape and strides.
+
+    Not of another dtype than what it views, of a conjugate or negative, nor of what is written: made functional, a write
+    has strides of its own.
+    """
+    dtypes: dict[int, torch.dtype] = {}
+    for n in gm.graph.nodes:
+        v = n.meta.get("example_value")
+        for t in v if isinstance(v, (tuple, list)) else (v,):
+            if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
+                continue
+            place = t.untyped_storage()._cdata
+            if t._version > 0 or t.is_conj() or t.is_neg() or dtypes.setdefault(place, t.dtype) != t.dtype:
+                return False
+    return True
+
+
 def keepable(compiled: Callable[..., Any], gm: GraphModule) -> Any:
     """The result behind a function that AOTAutograd made inside of ``keepable_aot``, to be pickled; None if there is none.
 
     There is none of a Dynamo graph with effects: what hands it its tokens is not part of the result.  How results are made
     that are views does not survive pickling (shapes come back as what else lay in that memory): they are made by their
-    strides instead, and there is none where what they view is written, whose functional form has strides of its own.
+    strides instead, and there is none where that is not enough.
     """
     serialize = getattr(compiled, "serialize", None)
     found = serialize() if serialize is not None else None
@@ -354,8 +372,7 @@ def keepable(compiled: Callable[..., Any], gm: GraphModule) -> Any:
         return None
     infos = found.runtime_metadata.output_info
     if any(o.view_meta_sequence is not None for o in infos):
-        values = (n.meta.get("example_value") for n in gm.graph.nodes)
-        if any(isinstance(v, torch.Tensor) and v._version > 0 for v in values):
+        if not strides_tell_views(gm):
             return None
         found.runtime_metadata = copy.copy(found.runtime_metadata)
         found.runtime_metadata.output_info = [replace(o, view_meta_sequence=None) for o in infos]
