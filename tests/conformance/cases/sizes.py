@@ -100,7 +100,23 @@ def strides_change_too() -> Case:
     )
 
 
+def turned_round_joins_of_changing_sizes() -> Case:
+    """``flip`` of a ``cat``: indices run backwards over two blocks of one symbolic size."""
+
+    def fn(x: Tensor) -> Any:
+        y = torch.cat([x, x + 1], 0)
+        return (
+            y.flip(0),
+            torch.cat([x, x], 1).flip(1) * 2,
+            y.flip(0).view(2, -1).flip(0),
+            torch.stack([x, x * 2]).flip(0, 1),
+        )
+
+    return Case(fn, [(randn(n, n),) for n in (5, 16, 9)], dynamic=True)
+
+
 CASES = (
+    turned_round_joins_of_changing_sizes,
     dynamic_batch_layer_norm_linear,
     sizes_change_without_being_told,
     two_symbols_that_meet,
