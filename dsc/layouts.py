@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dsc.dynamo import DRAWS, LAYS_OUT, name_of
+from dsc.ops.layout import has_no_gaps
 from dsc.torch_shim import optimization_hint
 
 DRAWS_IN_PLACE = frozenset("bernoulli_ dropout_ alpha_dropout_".split())
@@ -24,7 +25,7 @@ DRAWS_IN_PLACE = frozenset("bernoulli_ dropout_ alpha_dropout_".split())
 
 
 def draw_in_order_of_memory(gm: GraphModule) -> None:
-    """Case 4: ``x.bernoulli_(p)`` -> ``x.permute(order).bernoulli_(p)``, and likewise dropout in place."""
+    """Case 1: ``x.bernoulli_(p)`` -> ``x.permute(order).bernoulli_(p)``, and likewise dropout in place."""
     changed = False
     for node in list(gm.graph.nodes):
         if node.op not in ("call_function", "call_method") or not draws_in_place(node):
@@ -64,7 +65,7 @@ def memory_order(t: torch.Tensor) -> list[int]:
 
 
 def keep_layout_of_writes(gm: GraphModule) -> None:
-    """Case 5: ``x.tril_()`` -> ``x.copy_(x.tril())`` where ``x`` is dense and laid out otherwise than ``x.tril()``."""
+    """Case 2: ``x.tril_()`` -> ``x.copy_(x.tril())`` where ``x`` is dense and laid out otherwise than ``x.tril()``."""
     changed = False
     for node in list(gm.graph.nodes):
         name = name_of(node)
@@ -110,13 +111,8 @@ def functional(node: Node, value: torch.Tensor, name: str) -> torch.Tensor | Non
 
 
 def is_dense(t: torch.Tensor) -> bool:
-    """Its elements fill a block of memory, one place each."""
-    count = 1
-    for step, n in sorted((hint(d), hint(n)) for n, d in zip(t.shape, t.stride()) if hint(n) != 1):
-        if step != count:
-            return False
-        count *= n
-    return True
+    """No gaps and no overlap, with the sizes of this call: adds no guard."""
+    return has_no_gaps([*map(hint, t.shape)], [*map(hint, t.stride())])
 
 
 def sources_of_overlaps(gm: GraphModule) -> Iterator[Node]:

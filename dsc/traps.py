@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dsc.dynamo import LAYS_OUT, name_of
-from dsc.layouts import is_dense
+from dsc.layouts import is_dense, shares
 
 Trap = Callable[[dict[str, Any]], str | None]
 """Arguments by name -> what goes wrong with them, or None."""
@@ -42,7 +42,7 @@ def keeps_writes(gm: GraphModule) -> bool:
     values = {n: n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")}
     inputs = [v for v in values.values() if isinstance(v, torch.Tensor)]
     results = [v for n in gm.graph.output_node().all_input_nodes if (v := _tensor(n)) is not None]
-    if not any(_of_one_storage(r, x) for r in results for x in inputs if x.layout == torch.strided):
+    if not any(shares(r, x) for r in results for x in inputs if x.layout == torch.strided):
         return True
     lays_out = any(name_of(n) in LAYS_OUT for n in gm.graph.nodes)
     return not (lays_out or any(x.requires_grad for x in inputs))
@@ -136,7 +136,7 @@ def _written(node: Node, name: str) -> torch.Tensor | None:
     place = node.args[1]
     parts = place if isinstance(place, tuple) else (place,)
     plain = all(p is None or p is Ellipsis or isinstance(p, (int, slice)) for p in parts)
-    if not plain or _tensor(node.args[2]) is None or not _of_one_storage(whole, _tensor(node.args[2])):
+    if not plain or not shares(_tensor(node.args[2]), whole):
         return None
     part = whole[place]  # type: ignore[index]  # the place is a plain one
     return part if isinstance(part, torch.Tensor) else None
@@ -149,13 +149,9 @@ def _overlaps(t: torch.Tensor) -> bool:
     )
 
 
-def _of_one_storage(a: torch.Tensor, b: torch.Tensor | None) -> bool:
-    return b is not None and a.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Two dense blocks of one storage overlap and are not the same: ``at::get_overlap_status``."""
-    if not _of_one_storage(a, b) or not (a.is_contiguous() and b.is_contiguous()):
+    if not shares(a, b) or not (a.is_contiguous() and b.is_contiguous()):
         return False
     spans = [(t.storage_offset(), t.numel()) for t in (a, b)]
     if not all(isinstance(n, int) for span in spans for n in span) or spans[0] == spans[1]:

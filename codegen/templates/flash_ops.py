@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,19 +16,27 @@ from dsc.codegen.templates.sparse_ops import kernel
 from dsc.codegen.triton_run import LANGUAGE
 
 
-def launch(
-    name: str, programs: int, arguments: Sequence[object], constants: Mapping[str, object], tile: runs.Tile
-) -> None:
-    """One kernel on the current stream of its tensors' device."""
-    first = arguments[0]
-    assert isinstance(first, Tensor)
-    with LANGUAGE, torch.cuda.device(first.device):
-        kernel(source(name), name)[(programs,)](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages)
+def launcher(source: Callable[[str], str]) -> runs.Run:
+    """How to run a kernel, found by its name in the text of a file, on the current stream of its tensors' device."""
+
+    def launch(
+        name: str, programs: int, arguments: Sequence[object], constants: Mapping[str, object], tile: runs.Tile
+    ) -> None:
+        first = arguments[0]
+        assert isinstance(first, Tensor)
+        grid = (programs,)
+        with LANGUAGE, torch.cuda.device(first.device):
+            kernel(source(name), name)[grid](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages)
+
+    return launch
 
 
 def source(name: str) -> str:
     """The text of the file with a kernel."""
     return inspect.getsource(forward_kernel if name == "forward" else backward_kernels)
+
+
+launch = launcher(source)
 
 
 def tf32(query: Tensor) -> bool:

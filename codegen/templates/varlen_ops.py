@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from dsc import varlen_attention
 from dsc.codegen.templates import flash_attention_backward as dense_kernels
-from dsc.codegen.templates import flash_attention_run as runs
 from dsc.codegen.templates import varlen_attention as kernels
 from dsc.codegen.templates import varlen_run
-from dsc.codegen.templates.flash_ops import tf32, tiles
-from dsc.codegen.templates.sparse_ops import kernel
-from dsc.codegen.triton_run import LANGUAGE
+from dsc.codegen.templates.flash_ops import launcher, tf32, tiles
 
 
 def source(name: str) -> str:
@@ -23,14 +18,7 @@ def source(name: str) -> str:
     return inspect.getsource(dense_kernels if name == "products" else kernels)
 
 
-def launch(
-    name: str, programs: int, arguments: Sequence[object], constants: Mapping[str, object], tile: runs.Tile
-) -> None:
-    """One kernel on the current stream of its tensors' device."""
-    first = arguments[0]
-    assert isinstance(first, Tensor)
-    with LANGUAGE, torch.cuda.device(first.device):
-        kernel(source(name), name)[(programs,)](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages)
+launch = launcher(source)
 
 
 def attend(

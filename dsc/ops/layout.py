@@ -137,8 +137,13 @@ def dense(shape: Sequence[int], slowest_first: Sequence[int]) -> Ints:
 
 def is_dense(t: torch.Tensor) -> bool:
     """No gaps and no overlap, in some order of the dimensions."""
+    return has_no_gaps(t.shape, t.stride())
+
+
+def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """``is_dense`` of a tensor with this shape and these strides."""
     step = 1
-    for s, n in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n != 1):
+    for s, n in sorted((s, n) for s, n in zip(strides, shape) if n != 1):
         if s != step:
             return False
         step *= n
