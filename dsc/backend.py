@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dsc import absent, blame, collector, compiler, errors, traps, warm, watch
+from dsc import absent, aliases, blame, collector, compiler, errors, traps, warm, watch
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
@@ -44,6 +44,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     if (trap := traps.find(gm) or buried(gm)) is not None:
         return in_eager(gm, trap, watchers)
     restored = repair(gm)
+    if (trap := aliases.left(gm)) is not None:
+        return restored(in_eager(gm, trap, watchers))
     make = compiler.make(options, find_target(options, example_inputs), watchers, keep, example_inputs)
     key = warm.key_of(gm, example_inputs, make)
     if key is not None and (kept := warm.find(key, example_inputs, make)) is not None:

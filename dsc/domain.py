@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from dsc import ops
-from dsc.torch_shim import sym_expr
+from dsc.torch_shim import is_one, sym_expr
 
 Extent: TypeAlias = int | sympy.Expr
 
@@ -55,11 +55,11 @@ def shape(t: torch.Tensor) -> tuple[Extent, ...]:
 
 
 def extent(size: int | torch.SymInt) -> Extent:
-    """A plain int where the size is known, else its sympy expression."""
+    """A plain int where the size is known, or is 1 by its guards, else its sympy expression."""
     e = sym_expr(size)
     if isinstance(e, int):
         return e
-    return int(e) if e.is_number else e
+    return int(e) if e.is_number else 1 if is_one(size) else e
 
 
 def product(extents: Iterable[Extent]) -> Extent:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
+
 from torch.fx import Node
 
 DRAWS = frozenset(
@@ -17,6 +20,7 @@ DRAWS = frozenset(
 LAYS_OUT = frozenset(
     """
     t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_ set_ detach_ rename_
+    requires_grad_
     """.split()
 )
 """In-place methods that change what a tensor is, rather than its elements."""
@@ -25,3 +29,38 @@ LAYS_OUT = frozenset(
 def name_of(node: Node) -> str:
     """``dropout`` of ``F.dropout``, of ``torch.dropout`` and of a method."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+AUGMENTED = frozenset(
+    f
+    for name in "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul".split()
+    if callable(f := getattr(operator, name))
+)
+"""``x += y`` and its kind, which write to ``x``."""
+
+
+def written(node: Node) -> Node | None:
+    """The operand that a call writes to and gives back; None if there is none, or if it only changes what a tensor is."""
+    if node.op not in ("call_method", "call_function"):
+        return None
+    name, out = name_of(node), node.kwargs.get("out")
+    first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
+    target = first if isinstance(first, Node) else None
+    if isinstance(out, Node):
+        return out
+    if name.split(".")[0].endswith("_") and not name.endswith("__"):
+        return None if name in LAYS_OUT else target
+    if name == "setitem" or node.target in AUGMENTED or _says_inplace(node):
+        return target
+    return None
+
+
+def _says_inplace(node: Node) -> bool:
+    """``F.relu(x, inplace=True)``, by name or by place."""
+    if node.op != "call_function" or not any(a is True for a in (*node.args, *node.kwargs.values())):
+        return False
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]  # not a method
+    except (TypeError, ValueError):  # a builtin, or a call that is refused when it runs
+        return node.kwargs.get("inplace") is True
+    return bound.arguments.get("inplace") is True

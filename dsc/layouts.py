@@ -4,8 +4,12 @@
    in the order of indices.  It gets a view of its operand in which both are one.
 2. A write keeps the layout of what it writes to; made functional, ``tril_`` gives the layout of ``tril``.  Where they differ
    the result is computed apart and copied.
-3. The gradient of a result is taken in the strides of that result, and elements of one place in memory overwrite one
+3. What is written into memory with gaps has none once it is functional, and views of it are made anew by the strides
+   that they then have, which are not theirs (other sizes may come: no other way is left).  The write happens in a copy
+   without gaps, which is then copied back: a copy keeps the strides of what it is copied to.
+4. The gradient of a result is taken in the strides of that result, and elements of one place in memory overwrite one
    another (a result of ``unfold``).  AOTAutograd knows better where what the result is a view of is given out as well.
+5. Eager lays some results out by themselves, which AOTAutograd computes from their operand, and lays out like it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dsc.dynamo import DRAWS, LAYS_OUT, name_of
+from dsc.dynamo import DRAWS, LAYS_OUT, name_of, written
 from dsc.ops.layout import has_no_gaps
 from dsc.torch_shim import optimization_hint
 
@@ -93,6 +97,41 @@ def keep_layout_of_writes(gm: GraphModule) -> None:
         gm.recompile()
 
 
+def keep_gaps(gm: GraphModule) -> None:
+    """Case 3: ``x.mul_(y)`` -> ``c = x.clone(); c.mul_(y); x.copy_(c)`` where ``x`` and the whole that it is of have gaps."""
+    wholes: dict[int, torch.Tensor] = {}
+    changed = False
+    for node in list(gm.graph.nodes):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            wholes.setdefault(value.untyped_storage()._cdata, value)
+        target = written(node)
+        value = target.meta.get("example_value") if target is not None else None
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or name_of(node) == "copy_":
+            continue
+        assert target is not None
+        whole = wholes[value.untyped_storage()._cdata]
+        if is_dense(value) or is_dense(whole) or overlaps(value) or repeats(value):
+            continue
+        with gm.graph.inserting_before(node):
+            copy = gm.graph.call_method("clone", (target,))
+        with gm.graph.inserting_after(node):
+            back = gm.graph.call_method("copy_", (target, copy))
+        copy.meta["example_value"] = value.detach().clone()
+        back.meta["example_value"] = value
+        node.replace_all_uses_with(target)
+        node.replace_input_with(target, copy)
+        node.meta["example_value"] = copy.meta["example_value"]
+        changed = True
+    if changed:
+        gm.recompile()
+
+
+def repeats(t: torch.Tensor) -> bool:
+    """Some element stands for several, as after ``expand``: what writes to it is refused, or left to eager."""
+    return any(hint(d) == 0 and hint(n) > 1 for n, d in zip(t.shape, t.stride()))
+
+
 def functional(node: Node, value: torch.Tensor, name: str) -> torch.Tensor | None:
     """What the method that does not write would give, as a fake tensor."""
 
@@ -115,8 +154,29 @@ def is_dense(t: torch.Tensor) -> bool:
     return has_no_gaps([*map(hint, t.shape)], [*map(hint, t.stride())])
 
 
+LAID_OUT_ANEW = frozenset(("one_hot",))
+"""Give contiguous results, whatever their operand is like."""
+
+
+def read_in_order(gm: GraphModule) -> None:
+    """Case 5: ``one_hot(x)`` -> ``one_hot(x.contiguous())``."""
+    changed = False
+    for node in [n for n in gm.graph.nodes if n.op == "call_function" and name_of(n) in LAID_OUT_ANEW]:
+        source = node.args[0] if node.args else None
+        value = source.meta.get("example_value") if isinstance(source, Node) else None
+        if not isinstance(source, Node) or not isinstance(value, torch.Tensor) or value.is_contiguous():
+            continue
+        with gm.graph.inserting_before(node):
+            copy = gm.graph.call_method("contiguous", (source,))
+        copy.meta["example_value"] = value.contiguous()
+        node.replace_input_with(source, copy)
+        changed = True
+    if changed:
+        gm.recompile()
+
+
 def sources_of_overlaps(gm: GraphModule) -> Iterator[Node]:
-    """Case 3: what results with overlapping elements are views of, where the graph computes it."""
+    """Case 4: what results with overlapping elements are views of, where the graph computes it."""
     results = set(gm.graph.output_node().all_input_nodes)
     found: set[Node] = set()
     for r in results:

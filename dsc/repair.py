@@ -1,6 +1,6 @@
 """Changes to a Dynamo graph without which AOTAutograd would compute something else than eager.
 
-What writes lose by being made functional is put right in ``dsc.layouts``.
+What writes lose by being made functional is put right in ``dsc.layouts``, what views of inputs lose in ``dsc.aliases``.
 
 1. Dropout that drops nothing (not training, or p of 0) is its input in eager, and a copy to AOTAutograd, which shows when
    either is written to: such a call is replaced by its input.
@@ -20,8 +20,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
-from dsc import layouts
-from dsc.dynamo import DRAWS, name_of
+from dsc import aliases, layouts
+from dsc.dynamo import DRAWS, name_of, written
 
 DROPOUTS = ("dropout", "dropout_")
 
@@ -49,6 +49,14 @@ def repair(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]
     drop_idle_dropout(gm)
     layouts.draw_in_order_of_memory(gm)
     layouts.keep_layout_of_writes(gm)
+    layouts.keep_gaps(gm)
+    layouts.read_in_order(gm)
+    views, results = aliases.take_out(gm), with_unread(gm)
+    return lambda compiled: views(results(compiled))
+
+
+def with_unread(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give out what nobody reads and what overlapping results are views of; what comes back takes them away again."""
     output = gm.graph.output_node()
     results = output.args[0]
     if not isinstance(results, (tuple, list)):
@@ -121,6 +129,8 @@ def unread_calls(gm: GraphModule) -> Iterator[Node]:
         if not isinstance(node.meta.get("example_value"), torch.Tensor):
             continue
         name = name_of(node)
+        if written(node) is not None and aliases.input_of(node.meta["example_value"], gm) is not None:
+            continue  # what writes to an input stays
         if name in DRAWS or name in CHECKS or (name == "getitem" and indexes_by_tensor(node)):
             yield node
 

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -137,6 +138,16 @@ def optimization_hint(x: int | torch.SymInt | sympy.Expr, shape_env: Any = None,
         return int(shape_env.optimization_hint(x, fallback=fallback))
     known = shape_env.size_hint(x, allow_none=True) if shape_env is not None else None
     return int(x.subs(dict.fromkeys(x.free_symbols, fallback)) if known is None else known)
+
+
+def is_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is 1 by what guards say, such as ``Min(1, s - 1)`` of a diagonal that was broadcast.  Adds no guard."""
+    expr = sym_expr(size)
+    if isinstance(size, int) or isinstance(expr, int) or expr.is_number:
+        return int(expr) == 1
+    if expr.is_Symbol or optimization_hint(size) != 1:  # symbols are not 1, or they would be numbers
+        return False
+    return bool(size.node.shape_env._maybe_evaluate_static(sympy.Eq(expr, 1)) == sympy.true)
 
 
 def known_size(shape_env: Any, symbol: sympy.Symbol) -> int | None:
@@ -359,7 +370,7 @@ def strides_tell_views(gm: GraphModule) -> bool:
     return True
 
 
-def keepable(compiled: Callable[..., Any], gm: GraphModule) -> Any:
+def keepable(compiled: Callable[..., Any], gm: GraphModule, inputs: Sequence[Any]) -> Any:
     """The result behind a function that AOTAutograd made inside of ``keepable_aot``, to be pickled; None if there is none.
 
     There is none of a Dynamo graph with effects: what hands it its tokens is not part of the result.  How results are made
@@ -378,7 +389,22 @@ def keepable(compiled: Callable[..., Any], gm: GraphModule) -> Any:
         found.runtime_metadata.output_info = [replace(o, view_meta_sequence=None) for o in infos]
         found.aot_joint_graph_str = found.aot_forward_graph_str = found.aot_backward_graph_str = None
         found.min_cut_info_str = None
+    if found.guards_expr:
+        found.guards_expr = guards_of(inputs)
     return found
+
+
+def guards_of(inputs: Sequence[Any]) -> str | None:
+    """What the sizes among the inputs must be for a compiled graph to serve them; None if they may be anything.
+
+    PyTorch joins guards by ``and`` without brackets, so that one with an ``or`` in it lets all others fail.
+    """
+    sizes = [s for s in inputs if isinstance(s, torch.SymInt)]
+    env = sizes[0].node.shape_env
+    local = importlib.import_module("torch._dynamo.source").LocalSource
+    sources = [local(f"t{i}") for i in range(len(sizes))]
+    found = env.produce_guards(sizes, sources, guards=env.get_pruned_guards(sizes), ignore_static=True)
+    return " and ".join(f"({g})" for g in found) or None
 
 
 def depends_on_a_number(gm: GraphModule) -> bool:

@@ -101,6 +101,14 @@ def _rrelu(arguments: dict[str, Any]) -> str | None:
     return None
 
 
+def _native_dropout(arguments: dict[str, Any]) -> str | None:
+    """Eager gives the operand itself back where it has no elements, as depending on itself."""
+    t = _tensor(arguments.get("input"))
+    if t is not None and any(isinstance(n, int) and n == 0 for n in t.shape):
+        return "AOTAutograd makes a new tensor of native_dropout of no elements"
+    return None
+
+
 def _normal(arguments: dict[str, Any]) -> str | None:
     """Eager fills contiguous memory in blocks and other memory one by one; made functional, the latter becomes the former."""
     t = _tensor(arguments.get("self"))
@@ -179,6 +187,7 @@ TRAPS: Mapping[str, tuple[str, Trap]] = {
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (_RECURRENT, _recurrent)),
     "softshrink": ("input lambd", _softshrink),
     "alpha_dropout": ("input p training inplace", _alpha_dropout),
+    **dict.fromkeys(("native_dropout", "native_dropout.default"), ("input p train", _native_dropout)),
     "rrelu": ("input lower upper training inplace", _rrelu),
     "normal_": ("self mean std", _normal),
     **dict.fromkeys(("huber_loss", "soft_margin_loss"), ("input target", _of_several_dtypes)),

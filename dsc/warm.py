@@ -143,7 +143,7 @@ def compiled(
         function = aot(gm, inputs)
     try:
         left = make.left_to_aten or depends_on_a_number(gm)
-        if not left and (found := keepable(function, gm)) is not None:
+        if not left and (found := keepable(function, gm, inputs)) is not None:
             where = folder(make)
             build.guard(where)
             cache.write(where / f"{key}.graph", pickle.dumps((found, noted())))

@@ -32,9 +32,19 @@ _UNWRAPPED = frozenset("lerp.Scalar masked_fill.Scalar pow.Tensor_Scalar".split(
 """Operators whose number is no operand: other overloads with a scalar make a tensor of it, without dimensions."""
 
 
+_CONTIGUOUS = frozenset(
+    """
+    _softmax.default _log_softmax.default _softmax_backward_data.default _log_softmax_backward_data.default
+    """.split()
+)
+"""Not pointwise, and laid out anew; fake results have the strides of an operand where its dimensions of size 1 have others."""
+
+
 def foretold(node: Node, t: torch.Tensor) -> Ints | None:
     """Strides that ATen will give the pointwise result ``t``, None where the fake ones are all there is to go by."""
     name = name_of(node)
+    if name in _CONTIGUOUS and all(isinstance(n, int) for n in t.shape):
+        return dense(t.shape, range(t.dim()))
     if info(node).kind != "pointwise" and not is_pointwise(node.target):
         return None
     operands = [tensor(a) for a in tensor_operands(node)]

@@ -67,6 +67,11 @@ def _nll_forward(node: Node) -> str | None:
     return None if tensor(operand(node, 0)).dim() == 2 else "not [rows, classes]"
 
 
+def _var_mean(node: Node) -> str | None:
+    """ATen's mean is a running one, which an infinity makes NaN unless it comes last."""
+    return "the mean beside a variance is read" if any(u.args[1] == 1 and u.users for u in node.users) else None
+
+
 def _nll_backward(node: Node) -> str | None:
     if node.args[3] is not None:
         return "class weights"
@@ -258,6 +263,7 @@ _REASONS: Mapping[str, Callable[[Node], str | None]] = {
     "div.Tensor": _int_true_division,
     "div.Scalar": _int_true_division,
     "native_dropout_backward.default": _plain_operands,
+    "var_mean.correction": _var_mean,
     "nll_loss_forward.default": _nll_forward,
     "nll_loss_backward.default": _nll_backward,
     "native_layer_norm.default": _layer_norm,

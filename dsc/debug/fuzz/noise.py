@@ -11,7 +11,7 @@ cancels within one operator would otherwise look exact.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,19 @@ class Rounding(torch.autograd.Function):
         return disturbed(grads[0], *ctx.noise), None, None, None
 
 
+class Again(torch.autograd.Function):
+    """``x`` as it is, and its gradient off by a rounding: the gradients of several uses are added up in the dtype of ``x``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
+        ctx.noise = grain, floor, gen
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return disturbed(grads[0], *ctx.noise), None, None, None
+
+
 def disturbed(x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
     a, b = (torch.rand(x.shape, generator=gen, dtype=torch.float64) * 2 - 1 for _ in range(2))
     return x * (1 + grain * a) + floor * b
@@ -62,13 +75,18 @@ def samples(
     dtypes = [v.dtype for v in values]
     gen = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
-    def noise(x: torch.Tensor, i: int) -> torch.Tensor:
-        if not x.is_floating_point():
-            return x
-        return Rounding.apply(x, grain[dtypes[i]], FLOOR[dtypes[i]], gen)  # type: ignore[no-any-return,no-untyped-call]
+    def off(kind: type[torch.autograd.Function]) -> Callable[[torch.Tensor, int], torch.Tensor]:
+        def call(x: torch.Tensor, i: int) -> torch.Tensor:
+            if not x.is_floating_point():
+                return x
+            return kind.apply(x, grain[dtypes[i]], FLOOR[dtypes[i]], gen)  # type: ignore[no-any-return,no-untyped-call]
+
+        return call
 
     fn = execute(
-        p.source(exact=True, noisy=dict.fromkeys([*_fresh(p, values), p.size], "noise({0}, {1})")), noise=noise
+        p.source(exact=True, noisy=dict.fromkeys([*_fresh(p, values), p.size], "noise({0}, {1})")),
+        noise=off(Rounding),
+        again=off(Again),
     )["program"]
     single = any(d in (torch.float32, torch.bfloat16, torch.float16) for d in dtypes)  # these compute in 32 bits inside
     inner = grain[torch.float32 if single else torch.float64]

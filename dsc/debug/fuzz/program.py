@@ -130,8 +130,8 @@ class Program:
         """Python of the program.
 
         ``exact`` casts to float64 wherever it casts to a float.  ``noisy`` gives values, and how the line that makes
-        them reads an operand: ``noise({0}, {1})`` of a variable and the number of its value; ``size`` stands for the
-        results.
+        them reads an operand: ``noise({0}, {1})`` of a variable and the number of its value, and then ``again`` of both
+        wherever its text names it; ``size`` stands for the results.
         """
         count = len(self.inputs)
         words = [f"x{i}" if i < count else f"v{i - count}" for i in range(self.size)]
@@ -139,10 +139,12 @@ class Program:
         for i, line in enumerate(self.lines, count):
             text = re.sub(r"torch\.(bfloat16|float16|float32)", "torch.float64", line.text) if exact else line.text
             operands = [words[o] for o in line.operands]
-            if noisy and i in noisy:  # once a line, however often its text names the operand
+            if (
+                noisy and i in noisy
+            ):  # read once a line, however often its text names the operand; each has its gradient
                 read = {o: f"r{o}" for o in line.operands}
                 body += [f"{name} = {noisy[i].format(words[o], o)}" for o, name in read.items()]
-                operands = [read[o] for o in line.operands]
+                operands = [f"again({read[o]}, {o})" for o in line.operands]
             body.append(f"{words[i]} = {text.format(*operands)}")
         last = noisy.get(self.size, "{0}") if noisy else "{0}"
         ends = [last.format(words[i], i) for i in (self.returned if results is None else results)]

@@ -9,10 +9,12 @@ import functools
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from dsc.backend import dsc
 from dsc.debug.fuzz import noise, rules
 from dsc.debug.fuzz.observe import (
     Seen,
@@ -89,34 +91,33 @@ def _place(verdict: str | None) -> str:
 def _tried(programs: Sequence[Program], backend: str, options: Mapping[str, Any] | None) -> list[str | None] | None:
     """A verdict each; None if there are several and one of them raises.
 
-    In one world dsc runs twice, and takes what it compiled from the disk the second time; in several, compilations are
-    counted, and what is counted is not kept.
+    dsc runs twice, and takes what it compiled from the disk the second time, the worlds in the opposite order.
     """
     if backend != "dsc":
         return _verdict(programs, backend, None, [])
     given = dict(options or {})
-    if len(programs[0].worlds) > 1 or "on_compile" in given:
-        graphs: list[Any] = []
-        heard = given.get("on_compile", lambda _: None)
-
-        def hear(record: Any) -> None:
-            graphs.append(record)
-            heard(record)
-
-        return _verdict(programs, backend, {**given, "on_compile": hear}, graphs)
+    if "on_compile" in given:
+        return _verdict(programs, backend, given, [])
     with tempfile.TemporaryDirectory() as folder:
         chosen = {**given, "cache": True, "cache_dir": folder}
-        once = _verdict(programs, backend, chosen, [])
+        graphs: list[object] = []
+
+        def counting(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            graphs.append(gm)
+            return dsc(gm, inputs, options=chosen)
+
+        once = _verdict(programs, counting, None, graphs)
         if once is None or any(map(is_fault, once)):
             return once
-        again = _verdict(programs, backend, chosen, [])
+        turned = [replace(p, worlds=p.worlds[::-1]) for p in programs]
+        again = _verdict(turned, backend, chosen, [])
     if again is None:
         return ["it raises once it was kept on disk" for _ in once]
     return [a if b is None else f"{b} (once it was kept on disk)" for a, b in zip(once, again)]
 
 
 def _verdict(
-    programs: Sequence[Program], backend: str, options: Mapping[str, Any] | None, graphs: Sequence[object]
+    programs: Sequence[Program], backend: Any, options: Mapping[str, Any] | None, graphs: Sequence[object]
 ) -> list[str | None] | None:
     """Of one run in every world; ``graphs`` grows with every compilation."""
     torch._dynamo.reset()
@@ -131,7 +132,7 @@ def _verdict(
     triton = (options or {}).get("emit") == "triton" or torch.get_default_device().type == "cuda"
     grain = TRITON_GRAIN if triton else noise.GRAIN
     out = _verdicts(programs, runs, grain)
-    if len(programs) == 1 and out[0] is None and counts[-1] > counts[0]:
+    if len(programs) == 1 and out[0] is None and graphs and counts[-1] > counts[0]:
         return [_compiled_again(programs[0], counts[-1] - counts[0])]
     return out
 

@@ -149,6 +149,50 @@ def views_of_a_value_written_beside_gradients() -> Case:
     return Case(fn, [(randn(4, 4).requires_grad_(), torch.tensor(0.3))], grad=True)
 
 
+def views_of_written_parts() -> Case:
+    """Inputs that are parts of something larger are written; views of them are given out, of sizes that may change."""
+
+    def fn(x: Tensor) -> Any:
+        x.mul_(0.5)
+        return x.unsqueeze(0).expand(2, *x.shape), x.t(), x[1:], x.view(1, *x.shape)
+
+    parts = (randn(7, 15)[1:, 1:], randn(6, 28)[:, ::2], randn(9, 4)[2:], randn(6, 5).t(), randn(4, 8)[::2].t())
+    return Case(fn, [(p,) for p in parts], dynamic=True)
+
+
+def views_that_are_written() -> Case:
+    """The write goes through a view that keeps the gaps: flattened, turned, detached."""
+
+    def fn(x: Tensor) -> Any:
+        flat, turned = x.reshape(x.numel()).detach().mul_(0.5), x.mT
+        turned.add_(1)
+        return flat, turned, flat[1:], turned * 2
+
+    return Case(fn, [(randn(n, 28)[:, ::2],) for n in (6, 9)], dynamic=True)
+
+
+def views_of_inputs_of_changing_sizes() -> Case:
+    """Under ``no_grad`` and not, by numbers that are sizes, one of several, and through a copy that is none."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        with torch.no_grad():
+            quiet = x[1:]
+        parts = x.split(x.shape[0] // 2, 0)
+        return quiet, parts[-1], x.contiguous().view(-1), x.view_as(x), y.expand_as(x), x.diagonal(), x.reshape(-1) * 2
+
+    calls = [(randn(n, 6, grad=True), randn(1, 6, grad=True)) for n in (4, 7, 10)]
+    return Case(fn, calls, grad=True, loss=range(1, 7), dynamic=True)
+
+
+def views_of_expanded_inputs() -> Case:
+    """Elements share memory, and each still has a gradient of its own."""
+
+    def fn(x: Tensor) -> Any:
+        return x.unfold(2, 2, 2), x[1:], x.mT
+
+    return Case(fn, [(randn(1, 3, 6).expand(4, 3, 6).detach().requires_grad_(),)], grad=True)
+
+
 CASES = (
     views_and_detached_alias_outputs,
     equal_outputs_do_not_share,
@@ -162,4 +206,8 @@ CASES = (
     detach_of_input_written_later,
     idle_dropout,
     views_of_a_value_written_beside_gradients,
+    views_of_written_parts,
+    views_that_are_written,
+    views_of_inputs_of_changing_sizes,
+    views_of_expanded_inputs,
 )

@@ -126,6 +126,18 @@ def parameters_without_dimensions() -> Case:
     return Case(fn, [(randn(16, 1, grad=True), randn(3, seed=1, grad=True))], grad=True, tol=(1e-4, 1e-5))
 
 
+def native_dropout_of_nothing() -> Case:
+    """Called by itself it gives its operand back, which then depends on itself."""
+
+    def fn(x: Tensor) -> Any:
+        return torch.ops.aten.native_dropout(x, 0.4, True)[0]
+
+    def check(results: list[Any], inputs: list[Tensor], _: list[Tensor | None]) -> None:
+        assert not inputs[0].is_leaf
+
+    return Case(fn, [(randn(0, 4, grad=True),)], check=check)
+
+
 CASES = (
     parameters_without_dimensions,
     empty_reductions_and_views,
@@ -135,4 +147,5 @@ CASES = (
     zero_dim_of_every_dtype,
     empty_lists_and_slices,
     losses_of_nothing,
+    native_dropout_of_nothing,
 )

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from conformance.case import Case, randn
 
+INF = float("inf")
+
 INF, NAN = float("inf"), float("nan")
 EDGES = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 3.4e38, 1e-45, -2.5])
 
@@ -121,6 +123,19 @@ def functions_of_edges() -> Case:
     return Case(fn, [(EDGES,), (EDGES.repeat(5),), (EDGES.double(),)], tol=(1e-5, 1e-6))
 
 
+def mean_beside_a_variance() -> Case:
+    """An infinity makes a running mean NaN unless it comes last."""
+
+    def fn(x: Tensor) -> Any:
+        var, mean = torch.var_mean(x, 1)
+        std, other = torch.std_mean(x, 0)
+        return var, mean, std, other * 2
+
+    x = randn(6, 4)
+    x[0, 0], x[1, 3], x[2, 1], x[2, 2], x[3, 3] = INF, INF, INF, -INF, float("nan")
+    return Case(fn, [(x,), (x.t(),), (randn(3, 1),)])
+
+
 CASES = (
     clamp_minimum_maximum,
     softmax_of_infinities,
@@ -130,4 +145,5 @@ CASES = (
     sorting,
     gradients_at_edges,
     functions_of_edges,
+    mean_beside_a_variance,
 )

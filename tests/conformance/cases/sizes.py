@@ -115,6 +115,27 @@ def turned_round_joins_of_changing_sizes() -> Case:
     return Case(fn, [(randn(n, n),) for n in (5, 16, 9)], dynamic=True)
 
 
+def sizes_that_guards_make_one() -> Case:
+    """A size is computed, and found to be 1 only by what it is broadcast with; in the last call it is another."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        part = x[: x.shape[0] // 4]
+        d = x.unsqueeze(0).diagonal(1, 0, 2)
+        return part * y + y.sum(0, keepdim=True), torch.maximum(part, y), torch.addcdiv(d, x, d.abs() + 1), part / y
+
+    calls = [(randn(a, 3, grad=True), randn(b, 3, grad=True)) for a, b in ((5, 7), (6, 9), (9, 2), (4, 3))]
+    return Case(fn, calls, grad=True, dynamic=True)
+
+
+def either_of_two_relations() -> Case:
+    """What is compiled holds if one of two relations of sizes does, and others as well: kept graphs serve no other sizes."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return torch.cat([x[: x.shape[0] // 4].expand(y.shape[0], -1), y], 1).softmax(1)
+
+    return Case(fn, [(randn(a, 3), randn(b, 3)) for a, b in ((5, 7), (9, 2), (6, 9), (14, 3))], dynamic=True)
+
+
 CASES = (
     turned_round_joins_of_changing_sizes,
     dynamic_batch_layer_norm_linear,
@@ -124,4 +145,6 @@ CASES = (
     images_of_any_size,
     sizes_that_data_decides,
     strides_change_too,
+    sizes_that_guards_make_one,
+    either_of_two_relations,
 )

@@ -172,6 +172,45 @@ def writes_keep_the_layout_with_gradients() -> Case:
     return Case(fn, [(randn(3, 4, grad=True), torch.tensor([0, 1]))], grad=True)
 
 
+def writes_into_gaps() -> Case:
+    """Whatever writes to a part of a larger tensor, what is computed from it afterwards is laid out as by eager."""
+
+    def after(x: Tensor) -> tuple[Tensor, ...]:
+        return x.unsqueeze(0).expand(2, *x.shape), torch.ops.aten.copy.default(x, torch.ones(x.shape)), x * 2
+
+    def fn(*xs: Tensor) -> Any:
+        xs[0].index_fill_(0, torch.arange(1), 0.5)
+        xs[1].abs_()
+        F.relu(xs[2], inplace=True)
+        F.leaky_relu(xs[3], 0.1, True)
+        torch.add(torch.ones(xs[4].shape), 1, out=xs[4])
+        xs[5][torch.tensor([0])] = 1.0
+        xs[6][xs[6] > 0] = 2.0
+        torch.ops.aten.add_.Tensor(xs[7], 3)
+        xs[8].zero_()
+        xs[9].mT.tril_()
+        y = xs[10]
+        y *= torch.full(y.shape, 0.3, dtype=torch.float64)
+        xs[11].bernoulli_(0.5)
+        return [after(x) for x in xs]
+
+    def parts(seed: int) -> tuple[Tensor, ...]:
+        return tuple(randn(6, 28, seed=seed + i)[1:, ::2] for i in range(12))
+
+    return Case(fn, [parts(1), parts(20)])
+
+
+def results_laid_out_anew() -> Case:
+    """``one_hot`` and softmaxes give contiguous results, whatever their operands are like; sizes of 1 count."""
+
+    def fn(t: Tensor, x: Tensor) -> Any:
+        s = torch.log_softmax(x, 0)
+        return F.one_hot(t, 4), torch.minimum(x, s[..., 0].add(2)), torch.minimum(x, x.softmax(0)[..., 0])
+
+    index = torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1) % 4
+    return Case(fn, [(index, randn(1, 1, 3).permute(2, 1, 0))])
+
+
 CASES = (
     writes_keep_the_layout,
     layouts_changed_in_place,
@@ -186,4 +225,6 @@ CASES = (
     cat_stack_and_pad,
     matmul_results,
     flips_rolls_and_triangles,
+    writes_into_gaps,
+    results_laid_out_anew,
 )
