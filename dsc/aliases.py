@@ -48,7 +48,12 @@ def left(gm: GraphModule) -> str | None:
     for r in gm.graph.output_node().all_input_nodes:
         value = r.meta.get("example_value")
         source = input_of(value, gm)
-        if not isinstance(value, torch.Tensor) or source is None or resolved(r) is source or source.meta["example_value"]._version == 0:
+        if (
+            not isinstance(value, torch.Tensor)
+            or source is None
+            or resolved(r) is source
+            or source.meta["example_value"]._version == 0
+        ):
             continue
         if not all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset())):
             return "AOTAutograd makes views of written inputs by strides that are not theirs"

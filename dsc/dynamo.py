@@ -48,6 +48,8 @@ def written(node: Node) -> Node | None:
     target = first if isinstance(first, Node) else None
     if isinstance(out, Node):
         return out
+    if getattr(node.target, "__module__", "") == "_operator" and name.endswith("_"):
+        return None  # ``or_`` is ``x | y``
     if name.split(".")[0].endswith("_") and not name.endswith("__"):
         return None if name in LAYS_OUT else target
     if name == "setitem" or node.target in AUGMENTED or _says_inplace(node):

@@ -224,6 +224,23 @@ def test_a_line_that_names_a_value_twice_reads_it_once() -> None:
     assert all(g is not None and g.abs() > 0 for g in moved)
 
 
+def test_gradients_of_a_value_that_a_line_names_twice_are_added_in_its_dtype() -> None:
+    """-0.517 + 0.484 - 0.033 in bfloat16: which two come first decides the last bits of what is left."""
+    line = Line("torch.cat([{0}, {1}.to(torch.float64)], 0)", (0, 0))
+    p = Program((Input("bfloat16", (19, 19), seed=1, grad=True),), (line, Line("{0}.reshape({0}.shape)", (0,))))
+    want, exact = in_eager(p, {}), in_float64(p, {})
+    (g,) = want.gradients
+    assert g is not None
+    state = torch.get_rng_state()
+
+    def off(by: float) -> str | None:
+        seen = replace(want, gradients=[g + by])
+        return rules.difference(seen, want, exact, functools.partial(sampled, p, state))
+
+    assert off(2.0**-10) is None
+    assert off(2.0**-4) is not None
+
+
 CANCELS = ("torch.softmax({0}, 0)", "F.log_softmax({0}, 0)", "F.layer_norm({0}, {0}.shape)")
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from dsc.backend import dsc
 from dsc.debug.fuzz import noise, rules
 from dsc.debug.fuzz.observe import (
     Seen,
@@ -101,10 +100,12 @@ def _tried(programs: Sequence[Program], backend: str, options: Mapping[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         chosen = {**given, "cache": True, "cache_dir": folder}
         graphs: list[object] = []
+        compile_graph: Any = torch._dynamo.lookup_backend("dsc")
 
-        def counting(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        def counting(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
             graphs.append(gm)
-            return dsc(gm, inputs, options=chosen)
+            done: Callable[..., Any] = compile_graph(gm, inputs, options=chosen)
+            return done
 
         once = _verdict(programs, counting, None, graphs)
         if once is None or any(map(is_fault, once)):
