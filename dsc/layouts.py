@@ -99,19 +99,19 @@ def keep_layout_of_writes(gm: GraphModule) -> None:
 
 def keep_gaps(gm: GraphModule) -> None:
     """Case 3: ``x.mul_(y)`` -> ``c = x.clone(); c.mul_(y); x.copy_(c)`` where ``x`` and the whole that it is of have gaps."""
-    wholes: dict[int, torch.Tensor] = {}
+    wholes: dict[int | None, torch.Tensor] = {}
     changed = False
     for node in list(gm.graph.nodes):
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            wholes.setdefault(value.untyped_storage()._cdata, value)
+            wholes.setdefault(memory(value), value)
         target = written(node)
         value = target.meta.get("example_value") if target is not None else None
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or name_of(node) == "copy_":
             continue
         assert target is not None
-        whole = wholes[value.untyped_storage()._cdata]
-        if is_dense(value) or is_dense(whole) or overlaps(value) or repeats(value):
+        whole = wholes[memory(value)]
+        if memory(value) is None or is_dense(value) or is_dense(whole) or overlaps(value) or repeats(value):
             continue
         with gm.graph.inserting_before(node):
             copy = gm.graph.call_method("clone", (target,))
@@ -154,17 +154,19 @@ def is_dense(t: torch.Tensor) -> bool:
     return has_no_gaps([*map(hint, t.shape)], [*map(hint, t.stride())])
 
 
-LAID_OUT_ANEW = frozenset(("one_hot",))
-"""Give contiguous results, whatever their operand is like."""
+LAID_OUT_ANEW = {"one_hot": range(8), **dict.fromkeys(("interpolate", "upsample", "upsample_nearest"), (3,))}
+"""What gives contiguous results, whatever its operand of so many dimensions is like."""
 
 
 def read_in_order(gm: GraphModule) -> None:
     """Case 5: ``one_hot(x)`` -> ``one_hot(x.contiguous())``."""
     changed = False
     for node in [n for n in gm.graph.nodes if n.op == "call_function" and name_of(n) in LAID_OUT_ANEW]:
-        source = node.args[0] if node.args else None
+        source = node.args[0] if node.args else node.kwargs.get("input")
         value = source.meta.get("example_value") if isinstance(source, Node) else None
         if not isinstance(source, Node) or not isinstance(value, torch.Tensor) or value.is_contiguous():
+            continue
+        if value.dim() not in LAID_OUT_ANEW[name_of(node)]:
             continue
         with gm.graph.inserting_before(node):
             copy = gm.graph.call_method("contiguous", (source,))
@@ -201,7 +203,15 @@ def overlaps(t: torch.Tensor) -> bool:
 
 
 def shares(a: object, b: torch.Tensor) -> bool:
-    return isinstance(a, torch.Tensor) and a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return isinstance(a, torch.Tensor) and (place := memory(a)) is not None and place == memory(b)
+
+
+def memory(t: torch.Tensor) -> int | None:
+    """What storage a tensor lies in; None of those that ``torch.func`` wraps."""
+    try:
+        return int(t.untyped_storage()._cdata)
+    except NotImplementedError:
+        return None
 
 
 def hint(n: int | torch.SymInt) -> int:

@@ -235,7 +235,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "all.dims": (lambda o: aten.all.dims(o.m, [1]),),
     "var.correction": (lambda o: aten.var.correction(o.f, [1]), lambda o: aten.var.correction(o.f, None, correction=0), lambda o: aten.var.correction(o.x, [0], correction=1.5, keepdim=True)),
     "std.correction": (lambda o: aten.std.correction(o.f, [1]), lambda o: aten.std.correction(o.f, [0], correction=0, keepdim=True)),
-    "var_mean.correction": (lambda o: aten.var_mean.correction(o.f, [1], correction=0), lambda o: aten.var_mean.correction(o.f, [0], keepdim=True)),
+    "var_mean.correction": (lambda o: aten.var_mean.correction(o.f, [1], correction=0)[0], lambda o: aten.var_mean.correction(o.f, [0], keepdim=True)[0]),
     "_softmax.default": (lambda o: aten._softmax.default(o.f, -1, False), lambda o: aten._softmax.default(o.x, 0, False)),
     "_log_softmax.default": (lambda o: aten._log_softmax.default(o.f, 1, False), lambda o: aten._log_softmax.default(o.x, 0, False), lambda o: aten._log_softmax.default(o.x, 1, False)),
     "_softmax_backward_data.default": (lambda o: aten._softmax_backward_data.default(o.g, aten._softmax.default(o.f, 1, False), 1, o.dtype), lambda o: aten._softmax_backward_data.default(o.g, aten._softmax.default(o.f, 0, False), 0, o.dtype)),
