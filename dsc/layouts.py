@@ -154,7 +154,10 @@ def is_dense(t: torch.Tensor) -> bool:
     return has_no_gaps([*map(hint, t.shape)], [*map(hint, t.stride())])
 
 
-LAID_OUT_ANEW = {"one_hot": range(8), **dict.fromkeys(("interpolate", "upsample", "upsample_nearest"), (3,))}
+LAID_OUT_ANEW = {
+    **dict.fromkeys(("one_hot", "rrelu"), range(8)),
+    **dict.fromkeys(("interpolate", "upsample", "upsample_nearest"), (3,)),
+}
 """What gives contiguous results, whatever its operand of so many dimensions is like."""
 
 
@@ -166,7 +169,7 @@ def read_in_order(gm: GraphModule) -> None:
         value = source.meta.get("example_value") if isinstance(source, Node) else None
         if not isinstance(source, Node) or not isinstance(value, torch.Tensor) or value.is_contiguous():
             continue
-        if value.dim() not in LAID_OUT_ANEW[name_of(node)]:
+        if value.dim() not in LAID_OUT_ANEW[name_of(node)] or written(node) is not None:
             continue
         with gm.graph.inserting_before(node):
             copy = gm.graph.call_method("contiguous", (source,))

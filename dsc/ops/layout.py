@@ -43,17 +43,17 @@ _CONTIGUOUS = frozenset(
 def foretold(node: Node, t: torch.Tensor) -> Ints | None:
     """Strides that ATen will give the pointwise result ``t``, None where the fake ones are all there is to go by."""
     name = name_of(node)
-    if name in _CONTIGUOUS and all(isinstance(n, int) for n in t.shape):
-        return dense(t.shape, range(t.dim()))
+    if name in _CONTIGUOUS:
+        return contiguous(t)
     if info(node).kind != "pointwise" and not is_pointwise(node.target):
         return None
     operands = [tensor(a) for a in tensor_operands(node)]
     if not operands or name in _OWN_LAYOUT or any(x.layout != torch.strided for x in (*operands, t)):
         return None
+    if name.startswith("masked_fill.") or name == "pow.Scalar":  # ATen fills a contiguous copy, or result
+        return contiguous(t)
     if not all(isinstance(n, int) for x in (*operands, t) for n in (*x.shape, *x.stride())):
         return None
-    if name.startswith("masked_fill.") or name == "pow.Scalar":  # ATen fills a contiguous copy, or result
-        return dense(t.shape, range(t.dim()))
     if name == "threshold_backward.default":  # ATen hands the gradient over second
         operands.reverse()
     return pointwise_strides(operands, t.shape, "calar" in name and name not in _UNWRAPPED)
@@ -134,6 +134,13 @@ def compare(a: int, b: int, spread: Sequence[Ints], shape: Sequence[int]) -> int
         if shape[a] > shape[b]:
             return 1
     return 0
+
+
+def contiguous(t: torch.Tensor) -> Ints:
+    """Strides of a contiguous tensor of that shape, which may hold symbols."""
+    if all(isinstance(n, int) for n in t.shape):
+        return dense(t.shape, range(t.dim()))
+    return tuple(t.new_empty(t.shape).stride())
 
 
 def dense(shape: Sequence[int], slowest_first: Sequence[int]) -> Ints:

@@ -201,12 +201,18 @@ def writes_into_gaps() -> Case:
 
 
 def results_laid_out_anew() -> Case:
-    """``one_hot``, softmaxes, resized lines give contiguous results, whatever their operands are like; sizes of 1 count."""
+    """``one_hot``, softmaxes, resized lines, idle ``rrelu``: contiguous, whatever their operands are; sizes of 1 count."""
 
     def fn(t: Tensor, x: Tensor) -> Any:
         s = torch.log_softmax(x, 0)
         lines = F.interpolate(t.float(), scale_factor=2, mode="nearest-exact")
-        return F.one_hot(t, 4), lines, torch.minimum(x, s[..., 0].add(2)), torch.minimum(x, x.softmax(0)[..., 0])
+        return (
+            F.one_hot(t, 4),
+            lines,
+            F.rrelu(t.float()),
+            torch.minimum(x, s[..., 0].add(2)),
+            torch.minimum(x, x.softmax(0)[..., 0]),
+        )
 
     index = torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1) % 4
     return Case(fn, [(index, randn(1, 1, 3).permute(2, 1, 0))])
