@@ -109,7 +109,10 @@ def restore(compiled: Callable[..., Any], found: Reach | None) -> Callable[..., 
 
 
 def _masks(joint: GraphModule, tangents: Sequence[Node], constant: Mapping[Node, int]) -> dict[Node, int]:
-    """Nodes that depend on tangents -> which.  A sum with a term that depends on none that is known counts as of all."""
+    """Nodes that depend on tangents -> which.
+
+    A sum of gradients of which one depends on none that is known counts as of all; what the forward computed is no gradient.
+    """
     every = (1 << len(tangents)) - 1
     masks = {n: 1 << i for i, n in enumerate(tangents)}
     for n in joint.graph.nodes:
@@ -118,7 +121,7 @@ def _masks(joint: GraphModule, tangents: Sequence[Node], constant: Mapping[Node,
         if not any(terms):
             continue
         if ops.name_of(n) == "add.Tensor":
-            terms = [masks.get(a) or constant.get(a, every) for a in operands]
+            terms = [masks.get(a) or constant.get(a, every if _in_backward(a) else 0) for a in operands]
         masks[n] = reduce(or_, terms)
     return masks
 
@@ -147,9 +150,13 @@ def _constants(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
             reached[a] = reached.get(a, 0) | mask
         if (number := n.meta.get("seq_nr")) is not None:
             by_number[number] = by_number.get(number, 0) | mask
-    back = (n for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function")
+    back = (n for n in joint.graph.nodes if _in_backward(n))
     found = ((n, by_number.get(n.meta.get("seq_nr"), 0)) for n in back if not n.all_input_nodes)
     return {n: mask for n, mask in found if mask}
+
+
+def _in_backward(n: Node) -> bool:
+    return n.op == "call_function" and n.meta.get("partitioner_tag") == "is_backward"
 
 
 def _is_tangent(n: Node) -> bool:

@@ -195,6 +195,15 @@ class Hooked(nn.Module):
         return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
 
 
+def unused_result_whose_derivative_adds_what_the_forward_knew() -> Case:
+    """The derivative of ``logcumsumexp`` adds its operand to something: that sum is none of gradients."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return y.amax(), x.logcumsumexp(0), F.kl_div(x, y, reduction="none", log_target=True)
+
+    return Case(fn, [(randn(5, grad=True), randn(5, seed=1, grad=True))], grad=True, loss=(0,))
+
+
 def hooks() -> Case:
     return Case(Hooked(), [(randn(3, 4, grad=True),), (randn(3, 4, seed=1),)], grad=True, tol=(1e-5, 1e-6))
 
@@ -342,4 +351,5 @@ CASES = (
     gradients_inside_the_program,
     gradients_of_shared_subexpressions,
     loss_with_saved_and_recomputed_parts,
+    unused_result_whose_derivative_adds_what_the_forward_knew,
 )
