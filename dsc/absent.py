@@ -63,14 +63,14 @@ class Reach:
 def depends(joint: GraphModule, num_fwd_outputs: int) -> Depends:
     """Case 1, of a joint graph as AOTAutograd traced it; case 3 changes it in place."""
     inputs = joint.graph.find_nodes(op="placeholder")
-    tangents = [n for n in inputs if _is_tangent(n)]
+    tangents = [n for n in inputs if ops.is_tangent(n)]
     results = joint.graph.output_node().args[0]
     if len(tangents) < 2 or not isinstance(results, (list, tuple)):
         return Depends(len(tangents))
     constant = _constants(joint, tangents)
     masks = _masks(joint, tangents, constant)
     guarded = given.guard(joint, masks, tangents)
-    pairs = zip((n for n in inputs if not _is_tangent(n)), results[num_fwd_outputs:])
+    pairs = zip((n for n in inputs if not ops.is_tangent(n)), results[num_fwd_outputs:])
     tensors = ((p, g) for p, g in pairs if isinstance(p.meta.get("val"), torch.Tensor))
     found = tuple((masks.get(g) or constant.get(g, 0)) if isinstance(g, Node) else 0 for _, g in tensors)
     return Depends(len(tangents), found, guarded)
@@ -157,10 +157,6 @@ def _constants(joint: GraphModule, tangents: Sequence[Node]) -> dict[Node, int]:
 
 def _in_backward(n: Node) -> bool:
     return n.op == "call_function" and n.meta.get("partitioner_tag") == "is_backward"
-
-
-def _is_tangent(n: Node) -> bool:
-    return "tangents" in str(n.target)
 
 
 def _node(results: Any, found: Reach) -> Any:

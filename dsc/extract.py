@@ -55,7 +55,7 @@ def extract(joint: GraphModule, num_fwd_outputs: int) -> tuple[GraphModule, Grap
         return None
     described = output.meta.get("desc") or [None] * len(results)
     inputs = [n for n in nodes if n.op == "placeholder"]
-    primals, tangents = ([n for n in inputs if _is_tangent(n) is late] for late in (False, True))
+    primals, tangents = ([n for n in inputs if ops.is_tangent(n) is late] for late in (False, True))
     ahead, behind = slice(num_fwd_outputs), slice(num_fwd_outputs, None)
     candidates = _candidates(nodes)
     back = _needed(nodes, [*candidates, *tangents], results[behind])
@@ -88,7 +88,9 @@ def _is_write_of_forward(n: Node) -> bool:
     if n.op != "call_function" or n.target is not _COPY or n.users or len(n.args) != 2 or n.kwargs:
         return False
     into = ops.operand(n, 0)
-    return n.meta.get("partitioner_tag") == "must_be_in_forward" and into.op == "placeholder" and not _is_tangent(into)
+    return (
+        n.meta.get("partitioner_tag") == "must_be_in_forward" and into.op == "placeholder" and not ops.is_tangent(into)
+    )
 
 
 def _is_plain(nodes: Iterable[Node]) -> bool:
@@ -126,20 +128,14 @@ def _is_sized(n: Node) -> bool:
     return isinstance(v, FakeTensor) and all(isinstance(s, int) for s in (*v.shape, *v.stride()))
 
 
-def _is_tangent(n: Node) -> bool:
-    return str(n.target).startswith("tangents")
-
-
 def _candidates(nodes: Sequence[Node]) -> list[Node]:
     """Of the forward, in order: tensors that a node outside of it reads."""
     ends = [
         i
         for i, n in enumerate(nodes)
-        if n.meta.get("partitioner_tag") == "is_forward" or (n.op == "placeholder" and not _is_tangent(n))
+        if n.meta.get("partitioner_tag") == "is_forward" or (n.op == "placeholder" and not ops.is_tangent(n))
     ]
-    ahead = dict.fromkeys(
-        n for n in nodes[: max(ends, default=-1) + 1] if not (n.op == "placeholder" and _is_tangent(n))
-    )
+    ahead = dict.fromkeys(n for n in nodes[: max(ends, default=-1) + 1] if not ops.is_tangent(n))
     return [
         n
         for n in ahead

@@ -134,7 +134,7 @@ def profile_step(
 def saved_places(forward: GraphModule, backward: GraphModule) -> dict[str, int]:
     """Input of the backward -> place among the forward's results, by name: right after the split, before any pass."""
     place = {n.name: i for i, n in enumerate(_results(forward)) if isinstance(n, Node)}
-    inputs = [n for n in backward.graph.find_nodes(op="placeholder") if "tangents" not in n.name]
+    inputs = [n for n in backward.graph.find_nodes(op="placeholder") if not ops.is_tangent(n)]
     return {n.name: place[n.name] for n in inputs if n.name in place}
 
 
@@ -149,7 +149,7 @@ def lifetimes(gm: GraphModule, order: Sequence[Step], pooled: bool) -> list[Live
     for n in gm.graph.find_nodes(op="placeholder"):
         if isinstance(ops.value(n), torch.Tensor):
             until = end if n in outlive else freed[last[n]] if n in last else -1
-            out.append(Live(n.name, nbytes(n), -1, until, "tangent" if "tangents" in n.name else "input"))
+            out.append(Live(n.name, nbytes(n), -1, until, "tangent" if ops.is_tangent(n) else "input"))
     for i, step in enumerate(order):
         for n in _made(step):
             if n in in_pool:

@@ -85,7 +85,7 @@ def build(gm: GraphModule) -> Web:
     touched: dict[Node, set[int]] = {}
     last_ordered: int | None = None
     # what a backward is given may come in other strides than the trace foresaw, and in memory of its own
-    forward = not any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
+    forward = not any(ops.is_tangent(n) for n in gm.graph.find_nodes(op="placeholder"))
     for node in gm.graph.nodes:
         if node.op == "output":
             web.pinned.update(storage_of(a) for a in node.all_input_nodes)

@@ -108,7 +108,7 @@ def _problem(
 
 def is_tangent(p: Node) -> bool:
     """Whether an input of a joint graph is a gradient of a result."""
-    return p.meta.get("partitioner_tag") == "is_backward" or str(p.target).startswith("tangents")
+    return p.meta.get("partitioner_tag") == "is_backward" or ops.is_tangent(p)
 
 
 def _is_backward(n: Node) -> bool:

@@ -204,7 +204,7 @@ def _nbytes(n: Node) -> int:
 def _kind(n: Node) -> str:
     if n.op != "placeholder":
         return "made"
-    return "tangent" if "tangents" in n.name else "input"
+    return "tangent" if ops.is_tangent(n) else "input"
 
 
 def _is_barred(n: Node, joint: Joint, root: Mapping[Node, Node]) -> bool:

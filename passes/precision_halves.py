@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dsc import ops
 from dsc.errors import BadCalibration
 from dsc.passes.precision_measure import Measured, norm, reality
 
@@ -54,6 +55,6 @@ def taken(measured: Measured, inputs: list[Node], rows: Tensor) -> Measured:
     given = [
         measured.values[n][rows.to(measured.values[n].device)] if n in inputs else measured.values[n]
         for n in measured.gm.graph.find_nodes(op="placeholder")
-        if "tangents" not in str(n.target)
+        if not ops.is_tangent(n)
     ]
     return Measured(measured.gm, tuple(measured.sites.values()), given)

@@ -110,7 +110,7 @@ class Measured:
         given = iter(inputs)
         generator = torch.Generator().manual_seed(0)
         for n in places:
-            if "tangents" in str(n.target):
+            if ops.is_tangent(n):
                 self.values[n] = tangent(n, generator)
                 continue
             value, want = next(given, None), n.meta.get("val")

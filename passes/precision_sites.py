@@ -74,7 +74,7 @@ def dependent(gm: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for n in gm.graph.nodes:
         if n.op == "placeholder":
-            if "tangents" in str(n.target):
+            if ops.is_tangent(n):
                 found.add(n)
         elif any(a in found for a in n.all_input_nodes):
             found.add(n)

@@ -264,7 +264,11 @@ def size_text(n: int) -> str:
 
 
 def _is_input(node: Node) -> bool:
-    return node.op == "placeholder" and not any(t in str(node.target) for t in ("tangents", "bwd_seed", "bwd_base"))
+    return (
+        node.op == "placeholder"
+        and not ops.is_tangent(node)
+        and not str(node.target).startswith(("bwd_seed", "bwd_base"))
+    )
 
 
 def is_transparent(node: Node) -> bool:

@@ -154,7 +154,7 @@ def keeping(region: Region, kind: str, node: Node) -> Iterator[Fact]:
             yield Fact(topic, r.why.replace(" saved: ", ": "))
     elif node.op == "placeholder" and kind == "backward":
         source = "an input of the model or a weight, which lives anyway" if node.name.startswith("primals") else None
-        if source or "tangents" not in node.name:
+        if source or not ops.is_tangent(node):
             yield Fact("saved", f"{size}: {source or 'the backward reads it'}")
     elif kind == "backward" and known is None and (first := computed_again(region, node)) is not None:
         yield Fact("recomputed", f"{first.name} of the forward, computed again here: dsc explain {first.name} says why")

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dsc import compiler, errors, passlist
+from dsc import compiler, errors, ops, passlist
 from dsc import target as targets
 from dsc.debug.bisect import lowered
 from dsc.debug.bisect.run import NodeRaised, Results, run, run_twins, seeded
@@ -86,7 +86,7 @@ def traced(graph: Callable[..., Any], inputs: Sequence[torch.Tensor], on: On) ->
     with torch.no_grad():
         gm = make_fx(graph, tracing_mode="fake")(*inputs)
     if on == "joint":
-        late = {n for n in gm.graph.find_nodes(op="placeholder") if "tangents" in n.name}
+        late = {n for n in gm.graph.find_nodes(op="placeholder") if ops.is_tangent(n)}
         for n in gm.graph.nodes:
             if any(a in late for a in n.all_input_nodes):
                 late.add(n)

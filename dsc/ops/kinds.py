@@ -281,6 +281,11 @@ def tensor_operands(node: Node) -> list[Node]:
     return [a for a in node.all_input_nodes if isinstance(value(a), torch.Tensor)]
 
 
+def is_tangent(node: Node) -> bool:
+    """Whether an input of a joint or backward graph is the gradient of a result, by the name that AOTAutograd gives it."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
 def nbytes(t: torch.Tensor) -> int | torch.SymInt:
     return t.numel() * t.element_size()
 
