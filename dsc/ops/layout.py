@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from dsc.ops.kinds import info, name_of, operand, tensor, tensor_operands
+from dsc.torch_shim import unset_fake_temporarily
 
 Ints = tuple[int, ...]
 
@@ -45,6 +46,8 @@ def foretold(node: Node, t: torch.Tensor) -> Ints | None:
     name = name_of(node)
     if name in _CONTIGUOUS:
         return contiguous(t)
+    if name in ("index.Tensor", "_unsafe_index.Tensor"):
+        return indexed(tensor(operand(node, 0)), node.args[1], t.shape)
     if info(node).kind != "pointwise" and not is_pointwise(node.target):
         return None
     operands = [tensor(a) for a in tensor_operands(node)]
@@ -52,8 +55,8 @@ def foretold(node: Node, t: torch.Tensor) -> Ints | None:
         return None
     if name.startswith("masked_fill.") or name == "pow.Scalar":  # ATen fills a contiguous copy, or result
         return contiguous(t)
-    if not all(isinstance(n, int) for x in (*operands, t) for n in (*x.shape, *x.stride())):
-        return None
+    if not all(map(is_known, (*operands, t))) and all(x.is_contiguous() and x.shape == t.shape for x in operands):
+        return None  # symbols cost time, and here fake results are right
     if name == "threshold_backward.default":  # ATen hands the gradient over second
         operands.reverse()
     return pointwise_strides(operands, t.shape, "calar" in name and name not in _UNWRAPPED)
@@ -92,7 +95,7 @@ CHANNELS_LAST = (0, 2, 3, 1)
 
 
 def pointwise_strides(operands: Sequence[torch.Tensor], shape: Sequence[int], scalar: bool = False) -> Ints:
-    """Strides of the result of that shape; sizes and strides must be numbers.
+    """Strides of the result of that shape.  Symbols are compared as they are, which adds guards where they may turn out otherwise.
 
     ``scalar``: one more operand has no dimensions.
     """
@@ -101,9 +104,47 @@ def pointwise_strides(operands: Sequence[torch.Tensor], shape: Sequence[int], sc
             return dense(shape, range(len(shape)))
         if len(shape) == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in operands):
             return dense(shape, CHANNELS_LAST)
-        if len({t.stride() for t in operands}) == 1 and is_dense(operands[0]):
+        if all(t.stride() == operands[0].stride() for t in operands) and is_dense(operands[0]):
             return tuple(operands[0].stride())
-    spread = [broadcast(t, shape) for t in operands]
+    return iterated([broadcast(t, shape) for t in operands], shape)
+
+
+def indexed(x: torch.Tensor, index: object, shape: Sequence[int]) -> Ints | None:
+    """Strides of ``x[index]``, after ``AdvancedIndex`` (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+
+    One ``TensorIterator`` over ``x``, which stands still along the dimensions that indices make, and over the indices.
+    These dimensions come where the indices stand, or first if those do not stand together.
+    """
+    places = list(index) if isinstance(index, (list, tuple)) else []
+    found = [(d, tensor(n)) for d, n in enumerate(places) if isinstance(n, Node)]
+    if not found or any(i.dtype == torch.bool or i.dtype == torch.uint8 for _, i in found):
+        return None
+    if x.device.type != "cpu" and len(found) > 1:  # there ATen makes several indices alike first
+        return None
+    taken = [d for d, _ in found]
+    made = torch.broadcast_shapes(*(i.shape for _, i in found))  # type: ignore[no-untyped-call]
+    first = taken[0] if taken == list(range(taken[0], taken[-1] + 1)) else 0
+    kept = [s for d, s in enumerate(x.stride()) if d not in taken]
+    before, after = kept[:first], kept[first:]
+    spread = [(*before, *(0 for _ in made), *after)]
+    wide = (*(1 for _ in before), *made, *(1 for _ in after))
+    for _, i in found:
+        if all(map(is_known, (x, i))):
+            with unset_fake_temporarily():  # how a view strides dimensions of size 1
+                i = torch.empty_strided(i.shape, i.stride(), device="meta").expand(made).reshape(wide)
+            spread.append(broadcast(i, shape))
+        else:
+            spread.append((*(0 for _ in before), *broadcast(i, made), *(0 for _ in after)))
+    return iterated(spread, shape)
+
+
+def is_known(t: torch.Tensor) -> bool:
+    """Sizes and strides are numbers, not symbols."""
+    return all(isinstance(n, int) for n in (*t.shape, *t.stride()))
+
+
+def iterated(spread: Sequence[Ints], shape: Sequence[int]) -> Ints:
+    """Strides of what a ``TensorIterator`` allocates for operands with these strides along each dimension of the result."""
     order = list(reversed(range(len(shape))))  # fastest first
     for i in range(1, len(order)):
         moving = i
@@ -148,7 +189,7 @@ def dense(shape: Sequence[int], slowest_first: Sequence[int]) -> Ints:
     out, step = [0] * len(shape), 1
     for d in reversed(slowest_first):
         out[d] = step
-        step *= max(shape[d], 1)
+        step *= max(shape[d], 1) if isinstance(shape[d], int) else shape[d]  # symbols are 2 or more
     return tuple(out)
 
 

@@ -200,3 +200,23 @@ def test_batch_norms_and_what_follows_are_laid_out_as_in_eager(layout: str, trai
     (h,) = torch.autograd.grad(got[2].sum(), x, retain_graph=True)
     torch.testing.assert_close(h, g)
     assert steps(h) == steps(g)
+
+
+def test_elements_by_tensors_are_laid_out_as_their_indices_and_what_is_left() -> None:
+    draw, tried = random.Random(0), 0
+    while tried < 400:
+        rank = draw.choice((1, 2, 3, 4))
+        x = laid_out([draw.choice((1, 2, 3, 4)) for _ in range(rank)], draw.choice(LAYOUTS), draw)
+        sizes = [draw.choice((1, 2, 3)) for _ in range(draw.choice((0, 1, 2, 3)))]
+        index: list[Tensor | None] = [None] * rank
+        for d in draw.sample(range(rank), draw.choice((1, min(2, rank)))):
+            mine = laid_out([n if draw.random() < 0.8 else 1 for n in sizes], draw.choice(LAYOUTS), draw)
+            index[d] = (mine * 100).long() % x.shape[d]
+        graph = Graph()
+        source, *nodes = (graph.placeholder("t") if t is not None else None for t in (x, *index))
+        for node, t in zip((source, *nodes), (x, *index)):
+            if node is not None:
+                node.meta["val"] = t
+        y = torch.ops.aten.index.Tensor(x, index)
+        assert layout.indexed(x, nodes, y.shape) == y.stride(), (x.shape, x.stride(), index)
+        tried += 1

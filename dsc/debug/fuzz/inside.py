@@ -7,7 +7,7 @@ as the steps that PyTorch's own decomposition of it takes, and the result of eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from dsc.torch_shim import TorchDispatchMode, decomposition_table
 
 CANCELS = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
 """Operators that PyTorch's own table keeps whole, and that subtract numbers close to one another (``1 + erf(x)``)."""
+
+SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
+"""Added up one by one, a number at a time is rounded to the grain of what was added up by then."""
 
 
 class Stepwise(TorchDispatchMode):
@@ -40,7 +43,17 @@ class Stepwise(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out = func(*args, **(kwargs or {}))
+        if func in SUMS and out.is_floating_point():
+            out = out + self.order(args[0], args[1] if len(args) > 1 else None, out)
         return pytree.tree_map_only(torch.Tensor, self.off, out) if _plain(func) else out
+
+    def order(self, x: torch.Tensor, dims: Sequence[int] | None, out: torch.Tensor) -> torch.Tensor:
+        """How far another order of a sum may move it: partial sums in the order of the elements, each off by a grain."""
+        rank = x.dim()
+        over = {d % rank for d in dims} if dims and rank else set(range(rank))
+        rows = x.permute([*(d for d in range(rank) if d not in over), *sorted(over)]).reshape(*(out.numel(),), -1)
+        spread = rows.cumsum(1).square().sum(1).sqrt().reshape(out.shape)
+        return self.grain * spread * (torch.rand(out.shape, generator=self.gen, dtype=torch.float64) * 2 - 1)
 
     def off(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():

@@ -9,7 +9,8 @@ of the random generator.  Numbers are compared one by one, with a run of the pro
    rounding of its own dtype wherever it is read (``dsc.debug.fuzz.noise``).  This covers sums in another order,
    fused multiply-adds, a library's exp against ours, a 16-bit rounding that falls the other way, cancellation, and
    comparisons decided by a last bit; integers and bools have no other rule than this one.  What that does not explain
-   is tried with roundings inside of operators too (``dsc.debug.fuzz.inside``): the backward of a softmax cancels there.
+   is tried with roundings inside of operators too (``dsc.debug.fuzz.inside``): the backward of a softmax cancels there,
+   and so do partial sums that grow large before they come back.
 3. *Nearer to the truth.*  As far from float64 as eager's number is, or less, or float64's own infinity: ATen sums some
    16-bit values in 16 bits (gradients of layer norm's parameters, ``prod``, ``cumsum``), kernels never do; its
    vectorised ``gelu(inf)`` is NaN, while its scalar one, which it takes for strided tensors, is inf.

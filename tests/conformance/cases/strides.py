@@ -218,6 +218,16 @@ def results_laid_out_anew() -> Case:
     return Case(fn, [(index, randn(1, 1, 3).permute(2, 1, 0))])
 
 
+def elements_by_turned_indices() -> Case:
+    """Results of indexing are laid out as the indices are, and so is what is computed from them."""
+
+    def fn(x: Tensor, i: Tensor, j: Tensor) -> Any:
+        return x[i % 5].isinf(), x[:, i % 4] * 2, x[i % 5, :, j % 3].exp(), x[i % 5, j % 4].sum(0)
+
+    index = torch.arange(6).reshape(3, 2).t()
+    return Case(fn, [(randn(5, 4, 3), index, index + 1), (randn(3, 4, 5).permute(2, 1, 0), index, index[:, :1])])
+
+
 CASES = (
     writes_keep_the_layout,
     layouts_changed_in_place,
@@ -234,4 +244,5 @@ CASES = (
     flips_rolls_and_triangles,
     writes_into_gaps,
     results_laid_out_anew,
+    elements_by_turned_indices,
 )
