@@ -150,6 +150,12 @@ def is_one(size: int | torch.SymInt) -> bool:
     return bool(size.node.shape_env._maybe_evaluate_static(sympy.Eq(expr, 1)) == sympy.true)
 
 
+def is_decided_by_data(t: torch.Tensor) -> bool:
+    """Whether a size or stride has a symbol without a value, as behind ``nonzero``: to compare it is an error."""
+    symbolic = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return bool(symbolic.free_unbacked_symbols((*t.shape, *t.stride())))
+
+
 def known_size(shape_env: Any, symbol: sympy.Symbol) -> int | None:
     """What a size was while tracing; None if it had no value then.  Adds no guard."""
     values = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from dsc.ops.kinds import info, name_of, operand, tensor, tensor_operands
-from dsc.torch_shim import unset_fake_temporarily
+from dsc.torch_shim import is_decided_by_data, unset_fake_temporarily
 
 Ints = tuple[int, ...]
 
@@ -55,8 +55,11 @@ def foretold(node: Node, t: torch.Tensor) -> Ints | None:
         return None
     if name.startswith("masked_fill.") or name == "pow.Scalar":  # ATen fills a contiguous copy, or result
         return contiguous(t)
-    if not all(map(is_known, (*operands, t))) and all(x.is_contiguous() and x.shape == t.shape for x in operands):
-        return None  # symbols cost time, and here fake results are right
+    if not all(map(is_known, (*operands, t))):
+        if any(map(is_decided_by_data, (*operands, t))):
+            return None
+        if all(x.is_contiguous() and x.shape == t.shape for x in operands):
+            return None  # symbols cost time, and here fake results are right
     if name == "threshold_backward.default":  # ATen hands the gradient over second
         operands.reverse()
     return pointwise_strides(operands, t.shape, "calar" in name and name not in _UNWRAPPED)
@@ -118,6 +121,8 @@ def indexed(x: torch.Tensor, index: object, shape: Sequence[int]) -> Ints | None
     places = list(index) if isinstance(index, (list, tuple)) else []
     found = [(d, tensor(n)) for d, n in enumerate(places) if isinstance(n, Node)]
     if not found or any(i.dtype == torch.bool or i.dtype == torch.uint8 for _, i in found):
+        return None
+    if any(is_decided_by_data(t) for t in (x, *(i for _, i in found)) if not is_known(t)):
         return None
     if x.device.type != "cpu" and len(found) > 1:  # there ATen makes several indices alike first
         return None
