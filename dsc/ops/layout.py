@@ -79,11 +79,11 @@ def foretold_first(node: Node, t: torch.Tensor) -> Ints | None:
     if place is None:
         return None
     x = tensor(operand(node, place))
-    if x.layout != torch.strided or not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
+    if x.layout != torch.strided or not is_known(x) and is_decided_by_data(x):
         return None
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
-        return dense(t.shape, range(t.dim()))
+        return contiguous(t)
     return dense(t.shape, (0, *range(2, t.dim()), 1))
 
 
