@@ -79,7 +79,7 @@ def foretold_first(node: Node, t: torch.Tensor) -> Ints | None:
     if place is None:
         return None
     x = tensor(operand(node, place))
-    if x.layout != torch.strided or not is_known(x) and is_decided_by_data(x):
+    if x.layout != torch.strided or (not is_known(x) and is_decided_by_data(x)):
         return None
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
