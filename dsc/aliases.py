@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dsc.dynamo import LAYS_OUT, name_of, written
-from dsc.layouts import shares
+from dsc.layouts import reads, shares
 from dsc.torch_shim import is_traceable_wrapper_subclass
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -108,12 +108,6 @@ def _reach(node: Node, whole: torch.Tensor, found: dict[Node, None]) -> bool:
     if written(node) is not None or not all(_reach(resolved(n), whole, found) for n in node.all_input_nodes):
         return False
     return _add(node, found)
-
-
-def reads(node: Node, whole: torch.Tensor) -> bool:
-    """Whether a value, or one of several, lies in the memory of ``whole``."""
-    value = node.meta.get("example_value")
-    return any(shares(v, whole) for v in (value if isinstance(value, (tuple, list)) else (value,)))
 
 
 def _only_asks_for_sizes(node: Node) -> bool:

@@ -209,6 +209,12 @@ def shares(a: object, b: torch.Tensor) -> bool:
     return isinstance(a, torch.Tensor) and (place := memory(a)) is not None and place == memory(b)
 
 
+def reads(node: Node, whole: torch.Tensor) -> bool:
+    """Whether a value, or one of several, lies in the memory of ``whole``."""
+    value = node.meta.get("example_value")
+    return any(shares(v, whole) for v in (value if isinstance(value, (tuple, list)) else (value,)))
+
+
 def memory(t: torch.Tensor) -> int | None:
     """What storage a tensor lies in; None of those that ``torch.func`` wraps."""
     try:

@@ -4,6 +4,8 @@
    ``Autograd``); some of those decompositions disagree with the operator.
 2. It makes writes functional, also those that eager refuses: into memory that several elements share, or that overlaps
    with what is read.
+3. It takes what ``split`` and its kind give for memory of its own.  The gradient of a result that overlaps itself, and is a
+   view of such a part, is then taken in the strides of the result, and elements overwrite one another.
 
 The graph that holds such a call runs in eager.
 """
@@ -17,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dsc.dynamo import LAYS_OUT, name_of
-from dsc.layouts import is_dense, shares
+from dsc.layouts import is_dense, overlaps, reads, shares
 
 Trap = Callable[[dict[str, Any]], str | None]
 """Arguments by name -> what goes wrong with them, or None."""
@@ -29,7 +31,24 @@ def find(gm: GraphModule) -> str | None:
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             if node.op in ("call_function", "call_method") and (found := _check(node)) is not None:
                 return found
+    if any(_overlaps_in_a_part(r) for r in gm.graph.output_node().all_input_nodes):
+        return "AOTAutograd takes gradients of overlapping parts in their own memory"
     return None
+
+
+def _overlaps_in_a_part(result: Node) -> bool:
+    """Case 3, of what the graph computes; views of inputs are made outside of it (``dsc.aliases``)."""
+    value = _tensor(result)
+    if value is None or not value.requires_grad or not overlaps(value):
+        return False
+    node, part = result, False
+    while node.op != "placeholder":
+        above = [a for a in node.all_input_nodes if reads(a, value)]
+        if not above:
+            return part
+        node = above[0]
+        part = part or isinstance(node.meta.get("example_value"), (tuple, list))
+    return False
 
 
 def keeps_writes(gm: GraphModule) -> bool:

@@ -204,6 +204,16 @@ def unused_result_whose_derivative_adds_what_the_forward_knew() -> Case:
     return Case(fn, [(randn(5, grad=True), randn(5, seed=1, grad=True))], grad=True, loss=(0,))
 
 
+def results_that_overlap_in_a_part() -> Case:
+    """``unfold`` of one of several parts, of what the program computes and of what it is given."""
+
+    def fn(x: Tensor) -> Any:
+        y = x * 3
+        return y.split(2, 2)[-1].unfold(0, 2, 1), x.unbind(1)[0].unfold(1, 2, 1), y.chunk(2, 1)[0].mT.unfold(0, 2, 1)
+
+    return Case(fn, [(randn(3, 3, 3, grad=True),)], grad=True)
+
+
 def hooks() -> Case:
     return Case(Hooked(), [(randn(3, 4, grad=True),), (randn(3, 4, seed=1),)], grad=True, tol=(1e-5, 1e-6))
 
@@ -352,4 +362,5 @@ CASES = (
     gradients_of_shared_subexpressions,
     loss_with_saved_and_recomputed_parts,
     unused_result_whose_derivative_adds_what_the_forward_knew,
+    results_that_overlap_in_a_part,
 )
