@@ -6,9 +6,9 @@ specialised on is looked at (which pointers are multiples of 16, and the sizes),
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +25,8 @@ from dsc.codegen.triton_nest import evaluate, grid, tiles
 from dsc.codegen.triton_plan import Part, Plan
 from dsc.codegen.triton_run import DTYPES, LANGUAGE, CheckFailed, load_source, options
 from dsc.torch_shim import raw_stream
+
+LOG = logging.getLogger("dsc")
 
 KEPT = 64
 """Combinations of sizes of one kernel whose grids are remembered."""
@@ -123,15 +125,23 @@ def precompile(plans: Iterable[Plan], capability: int, threads: int) -> None:
     if len(parts) < 2:
         return
 
-    def one(part: Part) -> None:
+    def one(part: Part) -> bool:
         types, constants = cubin.signature(part.kernel, part.schedule)
         pointers = [i for i, t in enumerate(types) if t.startswith("*")]
-        with suppress(Exception):
+        try:
             fn = load_source(emit(part.kernel, part.schedule))[part.kernel.name]
             cubin.compile_function(fn, types, constants, pointers, part.schedule, capability)
+        except Exception as why:
+            LOG.debug("Kernel %s is not compiled ahead: %s: %s", part.kernel.name, type(why).__name__, why)
+            return False
+        return True
 
-    with LANGUAGE, ThreadPoolExecutor(min(threads, len(parts))) as pool:
-        list(pool.map(one, parts))
+    with LANGUAGE:
+        with ThreadPoolExecutor(min(threads, len(parts))) as pool:
+            done = list(pool.map(one, parts))
+        for part, well in zip(parts, done):
+            if not well:  # perhaps because of what ran beside it: Triton is not made for threads
+                one(part)
 
 
 def sequence(plans: Mapping[str, Plan], calls: Sequence[Call]) -> Callable[[tuple[torch.Tensor, ...], Sizes], int]:

@@ -137,14 +137,18 @@ def test_on_a_gpu() -> None:
         assert torch.equal(out, 2 * x)
 
 
-def test_precompiled_kernels_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precompiled_kernels_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What threads compile is what one compilation of the same kernel looks for; what fails is left for later."""
+    caplog.set_level("DEBUG", "dsc")
     kernels = [double(4096), embedding(10), double("n"), replace(double(2048), name="tl.bad name")]
     plans = [plan(k) for k in kernels]
     with cubin.triton_cache(str(tmp_path)):
         triton_launch.precompile(plans, 90, 2)
         found = {p.name for p in tmp_path.rglob("*.cubin")}
-        assert found == {"double.cubin", "embedding.cubin"}
+        assert found == {"double.cubin", "embedding.cubin"}, caplog.text
+        assert "tl.bad name is not compiled ahead: SyntaxError" in caplog.text
         monkeypatch.setattr("triton.compiler.compiler.make_backend", refuse_stages)
         for k, p in zip(kernels[:2], plans):
             inspect(k, p.parts[0].schedule, 90)
