@@ -15,8 +15,13 @@ from torch.utils import _pytree as pytree
 
 from dsc.torch_shim import TorchDispatchMode, decomposition_table
 
-CANCELS = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
-"""Operators that PyTorch's own table keeps whole, and that subtract numbers close to one another (``1 + erf(x)``)."""
+CANCELS = tuple(
+    op
+    for name in ("gelu", "gelu_backward", "native_layer_norm", "native_layer_norm_backward", "native_group_norm")
+    if (op := getattr(torch.ops.aten, name).default) in decomposition_table
+)
+"""Operators that PyTorch's own table keeps whole, and that subtract numbers close to one another: ``1 + erf(x)``, and a
+weight times a normalised number near -1 and a bias like the weight."""
 
 SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 """Added up one by one, a number at a time is rounded to the grain of what was added up by then."""
