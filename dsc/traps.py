@@ -5,7 +5,8 @@
 2. It makes writes functional, also those that eager refuses: into memory that several elements share, or that overlaps
    with what is read.
 3. It takes what ``split`` and its kind give for memory of its own.  The gradient of a result that overlaps itself, and is a
-   view of such a part, is then taken in the strides of the result, and elements overwrite one another.
+   view of such a part, is then taken in the strides of the result, and elements overwrite one another.  What is laid out
+   anew in place (``transpose_``) is no base for such views either.
 
 The graph that holds such a call runs in eager.
 """
@@ -47,7 +48,7 @@ def _overlaps_in_a_part(result: Node) -> bool:
         if not above:
             return part
         node = above[0]
-        part = part or isinstance(node.meta.get("example_value"), (tuple, list))
+        part = part or isinstance(node.meta.get("example_value"), (tuple, list)) or name_of(node) in LAYS_OUT
     return False
 
 

@@ -209,7 +209,13 @@ def results_that_overlap_in_a_part() -> Case:
 
     def fn(x: Tensor) -> Any:
         y = x * 3
-        return y.split(2, 2)[-1].unfold(0, 2, 1), x.unbind(1)[0].unfold(1, 2, 1), y.chunk(2, 1)[0].mT.unfold(0, 2, 1)
+        turned = x.mul(2).transpose_(0, -1).unfold(0, 2, 1)
+        return (
+            y.split(2, 2)[-1].unfold(0, 2, 1),
+            x.unbind(1)[0].unfold(1, 2, 1),
+            y.chunk(2, 1)[0].mT.unfold(0, 2, 1),
+            turned,
+        )
 
     return Case(fn, [(randn(3, 3, 3, grad=True),)], grad=True)
 
