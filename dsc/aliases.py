@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc.dynamo import LAYS_OUT, name_of, written
+from dsc.dynamo import LAYS_OUT, name_of, tensor_of, written
 from dsc.layouts import reads, shares
-from dsc.torch_shim import is_traceable_wrapper_subclass
+from dsc.torch_shim import HigherOrderOperator, is_traceable_wrapper_subclass
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -34,10 +34,11 @@ def take_out(gm: GraphModule) -> Wrap:
     results = output.args[0]
     if not isinstance(results, (tuple, list)) or changes_what_tensors_are(gm):
         return lambda compiled: compiled
-    found = [i for i, r in enumerate(results) if isinstance(r, Node) and (c := chain(r)) is not None and len(c) > 1]
+    chains = {i: c for i, r in enumerate(results) if isinstance(r, Node) and (c := chain(r)) is not None}
+    found = [i for i, c in chains.items() if len(c) > 1]  # one alone is the input itself
     if not found:
         return lambda compiled: compiled
-    views = replay(gm, [results[i] for i in found])  # type: ignore[misc]  # nodes, as found
+    views = replay(gm, [chains[i] for i in found])
     output.args = (tuple(r for i, r in enumerate(results) if i not in found),)
     gm.recompile()
     return lambda compiled: merged(compiled, views, found, len(results))
@@ -46,14 +47,8 @@ def take_out(gm: GraphModule) -> Wrap:
 def left(gm: GraphModule) -> str | None:
     """Why a result that is still a view of a written input would read other memory."""
     for r in gm.graph.output_node().all_input_nodes:
-        value = r.meta.get("example_value")
-        source = input_of(value, gm)
-        if (
-            not isinstance(value, torch.Tensor)
-            or source is None
-            or resolved(r) is source
-            or source.meta["example_value"]._version == 0
-        ):
+        value, source = tensor_of(r), input_of(r, gm)
+        if value is None or source is None or resolved(r) is source or source.meta["example_value"]._version == 0:
             continue
         if not all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset())):
             return "AOTAutograd makes views of written inputs by strides that are not theirs"
@@ -81,8 +76,8 @@ def changes_what_tensors_are(gm: GraphModule) -> bool:
 
 def chain(result: Node) -> list[Node] | None:
     """The input and the views from it to a result, with the sizes that they name; None if that is not all there is to it."""
-    value = result.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or is_traceable_wrapper_subclass(value):
+    value = tensor_of(result)
+    if value is None or is_traceable_wrapper_subclass(value):
         return None
     found: dict[Node, None] = {}
     return list(found) if _reach(resolved(result), value, found) else None
@@ -123,7 +118,7 @@ def _add(node: Node, found: dict[Node, None]) -> bool:
 
 def _is_plain(target: object) -> bool:
     """A function of PyTorch or of numbers, which runs nothing that is given to it."""
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return False
     module = getattr(target, "__module__", None) or type(target).__module__
     return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins", "method_descriptor")
@@ -136,26 +131,25 @@ def resolved(node: Node) -> Node:
     return node
 
 
-def input_of(value: object, gm: GraphModule) -> Node | None:
-    """The input whose memory a result reads."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or is_traceable_wrapper_subclass(value):
+def input_of(node: Node, gm: GraphModule) -> Node | None:
+    """The input whose memory a value reads."""
+    value = tensor_of(node)
+    if value is None or is_traceable_wrapper_subclass(value):
         return None
     inputs = gm.graph.find_nodes(op="placeholder")
     return next((n for n in inputs if shares(n.meta.get("example_value"), value)), None)
 
 
-def replay(gm: GraphModule, results: Sequence[Node]) -> GraphModule:
-    """A function of the inputs of ``gm`` that makes the results anew, each view in the grad mode that it stood in."""
-    wanted: dict[Node, None] = {}
-    for r in results:
-        wanted.update(dict.fromkeys(chain(r) or ()))
+def replay(gm: GraphModule, chains: Sequence[Sequence[Node]]) -> GraphModule:
+    """A function of the inputs of ``gm`` that makes the ends of chains, each view in the grad mode that it stood in."""
+    wanted = {n for c in chains for n in c}
     graph, made = Graph(), dict[Node, Node]()
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             made[node] = graph.placeholder(node.name)
-        elif node.op == "call_function" and node.target is torch._C._set_grad_enabled:
+        elif name_of(node) == "_set_grad_enabled":
             graph.call_function(node.target, node.args)
         elif node in wanted:
             made[node] = graph.node_copy(node, lambda n: made[resolved(n)])
-    graph.output(tuple(made[resolved(r)] for r in results))
+    graph.output(tuple(made[c[-1]] for c in chains))
     return GraphModule(gm, graph)

@@ -1,10 +1,11 @@
-"""Dynamo graphs: what their nodes call, as a user would name it."""
+"""Dynamo graphs: what their nodes call, as a user would name it, and what they hold and write to."""
 
 from __future__ import annotations
 
 import inspect
 import operator
 
+import torch
 from torch.fx import Node
 
 DRAWS = frozenset(
@@ -31,12 +32,23 @@ def name_of(node: Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
+def tensor_of(value: object) -> torch.Tensor | None:
+    """The fake tensor of a node; None of anything else, and of what has no strides."""
+    t = value.meta.get("example_value") if isinstance(value, Node) else None
+    return t if isinstance(t, torch.Tensor) and t.layout == torch.strided else None
+
+
 AUGMENTED = frozenset(
     f
     for name in "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul".split()
     if callable(f := getattr(operator, name))
 )
 """``x += y`` and its kind, which write to ``x``."""
+
+
+def is_named_as_write(name: str) -> bool:
+    """``add_`` and ``add_.Tensor``, and not ``__add__``."""
+    return name.split(".")[0].endswith("_") and not name.endswith("__")
 
 
 def written(node: Node) -> Node | None:
@@ -50,7 +62,7 @@ def written(node: Node) -> Node | None:
         return out
     if getattr(node.target, "__module__", "") == "_operator" and name.endswith("_"):
         return None  # ``or_`` is ``x | y``
-    if name.split(".")[0].endswith("_") and not name.endswith("__"):
+    if is_named_as_write(name):
         return None if name in LAYS_OUT else target
     if name == "setitem" or node.target in AUGMENTED or _says_inplace(node):
         return target

@@ -20,9 +20,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dsc.dynamo import DRAWS, LAYS_OUT, name_of, written
+from dsc.dynamo import DRAWS, LAYS_OUT, is_named_as_write, name_of, tensor_of, written
 from dsc.ops.layout import has_no_gaps
-from dsc.torch_shim import optimization_hint
+from dsc.torch_shim import memory, optimization_hint
 
 DRAWS_IN_PLACE = frozenset("bernoulli_ dropout_ alpha_dropout_".split())
 """By the functional ``bernoulli``, in the order of indices."""
@@ -35,28 +35,37 @@ def draw_in_order_of_memory(gm: GraphModule) -> None:
         if node.op not in ("call_function", "call_method") or not draws_in_place(node):
             continue
         source = node.args[0] if node.args else node.kwargs.get("input")
-        value = source.meta.get("example_value") if isinstance(source, Node) else None
-        order = memory_order(value) if isinstance(value, torch.Tensor) else []
+        value = tensor_of(source)
+        order = memory_order(value) if value is not None else []
         if order == sorted(order):
             continue
-        assert isinstance(source, Node) and isinstance(value, torch.Tensor)
-        with gm.graph.inserting_before(node):
-            view = gm.graph.call_method("permute", (source, order))
-            view.meta["example_value"] = value.permute(order)
-        node.replace_all_uses_with(source)
-        node.replace_input_with(source, view)
-        node.meta["example_value"] = view.meta["example_value"]
+        assert isinstance(source, Node)
+        write_instead(node, source, called_before(node, "permute", source, order))
         changed = True
     if changed:
         gm.recompile()
+
+
+def called_before(node: Node, method: str, source: Node, *arguments: object) -> Node:
+    """A call of a method of ``source``, put in front of a node."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_method(method, (source, *arguments))  # type: ignore[arg-type]  # numbers
+    made.meta["example_value"] = getattr(source.meta["example_value"], method)(*arguments)
+    return made
+
+
+def write_instead(node: Node, source: Node, other: Node) -> None:
+    """A call that writes to ``source``, and gives it back, writes to ``other``; those who read the call read ``source``."""
+    node.replace_all_uses_with(source)
+    node.replace_input_with(source, other)
+    node.meta["example_value"] = other.meta["example_value"]
 
 
 def draws_in_place(node: Node) -> bool:
     """Calls that fill or scale their operand by the functional ``bernoulli``, and give the operand back."""
     name = name_of(node)
     if name in ("dropout", "alpha_dropout"):
-        arguments = {**dict(zip(("input", "p", "training", "inplace"), node.args)), **node.kwargs}
-        return arguments.get("inplace") is True
+        return written(node) is not None
     if name == "bernoulli_" and any(isinstance(a, Node) for a in (*node.args[1:], *node.kwargs.values())):
         return False  # probabilities of their own: drawn in the order of memory, functional or not
     return name in DRAWS_IN_PLACE
@@ -73,17 +82,11 @@ def keep_layout_of_writes(gm: GraphModule) -> None:
     changed = False
     for node in list(gm.graph.nodes):
         name = name_of(node)
-        if (
-            node.op != "call_method"
-            or not name.endswith("_")
-            or name.endswith("__")
-            or name in DRAWS | LAYS_OUT
-            or name == "copy_"
-        ):
+        if node.op != "call_method" or not is_named_as_write(name) or name in DRAWS | LAYS_OUT or name == "copy_":
             continue
         source = node.args[0]
-        value = source.meta.get("example_value") if isinstance(source, Node) else None
-        if not isinstance(value, torch.Tensor) or value.is_contiguous() or not is_dense(value):
+        value = tensor_of(source)
+        if value is None or value.is_contiguous() or not is_dense(value):
             continue
         apart = functional(node, value, name[:-1])
         if apart is None or apart.shape != value.shape or apart.stride() == value.stride():
@@ -102,26 +105,19 @@ def keep_gaps(gm: GraphModule) -> None:
     wholes: dict[int | None, torch.Tensor] = {}
     changed = False
     for node in list(gm.graph.nodes):
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        if (value := tensor_of(node)) is not None:
             wholes.setdefault(memory(value), value)
         target = written(node)
-        value = target.meta.get("example_value") if target is not None else None
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or name_of(node) == "copy_":
+        value = tensor_of(target)
+        if target is None or value is None or name_of(node) == "copy_" or (place := memory(value)) is None:
             continue
-        assert target is not None
-        whole = wholes[memory(value)]
-        if memory(value) is None or is_dense(value) or is_dense(whole) or overlaps(value) or repeats(value):
+        if is_dense(value) or is_dense(wholes[place]) or overlaps(value) or repeats(value):
             continue
-        with gm.graph.inserting_before(node):
-            copy = gm.graph.call_method("clone", (target,))
+        copy = called_before(node, "clone", target)
         with gm.graph.inserting_after(node):
             back = gm.graph.call_method("copy_", (target, copy))
-        copy.meta["example_value"] = value.detach().clone()
         back.meta["example_value"] = value
-        node.replace_all_uses_with(target)
-        node.replace_input_with(target, copy)
-        node.meta["example_value"] = copy.meta["example_value"]
+        write_instead(node, target, copy)
         changed = True
     if changed:
         gm.recompile()
@@ -166,15 +162,12 @@ def read_in_order(gm: GraphModule) -> None:
     changed = False
     for node in [n for n in gm.graph.nodes if n.op == "call_function" and name_of(n) in LAID_OUT_ANEW]:
         source = node.args[0] if node.args else node.kwargs.get("input")
-        value = source.meta.get("example_value") if isinstance(source, Node) else None
-        if not isinstance(source, Node) or not isinstance(value, torch.Tensor) or value.is_contiguous():
+        value = tensor_of(source)
+        if not isinstance(source, Node) or value is None or value.is_contiguous():
             continue
         if value.dim() not in LAID_OUT_ANEW[name_of(node)] or written(node) is not None:
             continue
-        with gm.graph.inserting_before(node):
-            copy = gm.graph.call_method("contiguous", (source,))
-        copy.meta["example_value"] = value.contiguous()
-        node.replace_input_with(source, copy)
+        node.replace_input_with(source, called_before(node, "contiguous", source))
         changed = True
     if changed:
         gm.recompile()
@@ -185,8 +178,8 @@ def sources_of_overlaps(gm: GraphModule) -> Iterator[Node]:
     results = set(gm.graph.output_node().all_input_nodes)
     found: set[Node] = set()
     for r in results:
-        value = r.meta.get("example_value")
-        if not isinstance(value, torch.Tensor) or not value.requires_grad or not overlaps(value):
+        value = tensor_of(r)
+        if value is None or not value.requires_grad or not overlaps(value):
             continue
         source = next(n for n in gm.graph.nodes if shares(n.meta.get("example_value"), value))
         if source.op != "placeholder" and source not in results | found:
@@ -213,14 +206,6 @@ def reads(node: Node, whole: torch.Tensor) -> bool:
     """Whether a value, or one of several, lies in the memory of ``whole``."""
     value = node.meta.get("example_value")
     return any(shares(v, whole) for v in (value if isinstance(value, (tuple, list)) else (value,)))
-
-
-def memory(t: torch.Tensor) -> int | None:
-    """What storage a tensor lies in; None of those that ``torch.func`` wraps."""
-    try:
-        return int(t.untyped_storage()._cdata)
-    except NotImplementedError:
-        return None
 
 
 def hint(n: int | torch.SymInt) -> int:

@@ -129,7 +129,7 @@ def unread_calls(gm: GraphModule) -> Iterator[Node]:
         if not isinstance(node.meta.get("example_value"), torch.Tensor):
             continue
         name = name_of(node)
-        if written(node) is not None and aliases.input_of(node.meta["example_value"], gm) is not None:
+        if written(node) is not None and aliases.input_of(node, gm) is not None:
             continue  # what writes to an input stays
         if name in DRAWS or name in CHECKS or (name == "getitem" and indexes_by_tensor(node)):
             yield node

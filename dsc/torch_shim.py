@@ -152,6 +152,8 @@ def is_one(size: int | torch.SymInt) -> bool:
 
 def is_decided_by_data(t: torch.Tensor) -> bool:
     """Whether a size or stride has a symbol without a value, as behind ``nonzero``: to compare it is an error."""
+    if all(isinstance(n, int) for n in (*t.shape, *t.stride())):
+        return False
     symbolic = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     return bool(symbolic.free_unbacked_symbols((*t.shape, *t.stride())))
 
@@ -358,6 +360,14 @@ def keepable_aot() -> Iterator[None]:
         yield
 
 
+def memory(t: torch.Tensor) -> int | None:
+    """What storage a tensor lies in; None of those that ``torch.func`` wraps."""
+    try:
+        return int(t.untyped_storage()._cdata)
+    except NotImplementedError:
+        return None
+
+
 def strides_tell_views(gm: GraphModule) -> bool:
     """Whether every view in a Dynamo graph is known by its shape and strides.
 
@@ -370,8 +380,13 @@ def strides_tell_views(gm: GraphModule) -> bool:
         for t in v if isinstance(v, (tuple, list)) else (v,):
             if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
                 continue
-            place = t.untyped_storage()._cdata
-            if t._version > 0 or t.is_conj() or t.is_neg() or dtypes.setdefault(place, t.dtype) != t.dtype:
+            if (
+                (place := memory(t)) is None
+                or t._version > 0
+                or t.is_conj()
+                or t.is_neg()
+                or dtypes.setdefault(place, t.dtype) != t.dtype
+            ):
                 return False
     return True
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dsc.dynamo import LAYS_OUT, name_of
-from dsc.layouts import is_dense, overlaps, reads, shares
+from dsc.dynamo import LAYS_OUT, is_named_as_write, name_of, tensor_of
+from dsc.layouts import is_dense, overlaps, reads, repeats, shares
 
 Trap = Callable[[dict[str, Any]], str | None]
 """Arguments by name -> what goes wrong with them, or None."""
@@ -39,7 +39,7 @@ def find(gm: GraphModule) -> str | None:
 
 def _overlaps_in_a_part(result: Node) -> bool:
     """Case 3, of what the graph computes; views of inputs are made outside of it (``dsc.aliases``)."""
-    value = _tensor(result)
+    value = tensor_of(result)
     if value is None or not value.requires_grad or not overlaps(value):
         return False
     node, part = result, False
@@ -61,7 +61,7 @@ def keeps_writes(gm: GraphModule) -> bool:
     """
     values = {n: n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")}
     inputs = [v for v in values.values() if isinstance(v, torch.Tensor)]
-    results = [v for n in gm.graph.output_node().all_input_nodes if (v := _tensor(n)) is not None]
+    results = [v for n in gm.graph.output_node().all_input_nodes if (v := tensor_of(n)) is not None]
     if not any(shares(r, x) for r in results for x in inputs if x.layout == torch.strided):
         return True
     lays_out = any(name_of(n) in LAYS_OUT for n in gm.graph.nodes)
@@ -71,9 +71,9 @@ def keeps_writes(gm: GraphModule) -> bool:
 def _check(node: Node) -> str | None:
     name = name_of(node)
     if (written := _written(node, name)) is not None:
-        if _overlaps(written):
+        if repeats(written):
             return f"{name} writes to a tensor several elements of which are one place in memory"
-        if any(_meet(written, t) for t in map(_tensor, node.args[1:]) if t is not None):
+        if any(_meet(written, t) for t in map(tensor_of, node.args[1:]) if t is not None):
             return f"{name} writes to memory that it reads elsewhere"
     if name not in TRAPS:
         return None
@@ -99,7 +99,7 @@ def _dropout(arguments: dict[str, Any]) -> str | None:
 
 def _of_several_dtypes(arguments: dict[str, Any]) -> str | None:
     """The dtype of the result is that of the input in eager, and the promoted one to fake tensors."""
-    x, y = _tensor(arguments.get("input")), _tensor(arguments.get("target"))
+    x, y = tensor_of(arguments.get("input")), tensor_of(arguments.get("target"))
     if x is not None and y is not None and x.dtype != y.dtype:
         return "AOTAutograd foresees another dtype for a loss of operands of several dtypes"
     return None
@@ -107,7 +107,7 @@ def _of_several_dtypes(arguments: dict[str, Any]) -> str | None:
 
 def _alpha_dropout(arguments: dict[str, Any]) -> str | None:
     """Not in place; see ``dsc.repair`` for the other.  The mask is drawn in the order of memory."""
-    t, training = _tensor(arguments.get("input")), arguments.get("training", arguments.get("train", False))
+    t, training = tensor_of(arguments.get("input")), arguments.get("training", arguments.get("train", False))
     if training and t is not None and arguments.get("inplace") is not True and not t.is_contiguous():
         return "AOTAutograd draws alpha_dropout in another order for tensors that are not contiguous"
     return None
@@ -115,7 +115,7 @@ def _alpha_dropout(arguments: dict[str, Any]) -> str | None:
 
 def _rrelu(arguments: dict[str, Any]) -> str | None:
     """Eager draws slopes element by element as they lie in a contiguous copy, the decomposition in the order of memory."""
-    t, training = _tensor(arguments.get("input")), arguments.get("training", False)
+    t, training = tensor_of(arguments.get("input")), arguments.get("training", False)
     if training and t is not None and not t.is_contiguous():
         return "AOTAutograd draws rrelu in another order for tensors that are not contiguous"
     return None
@@ -123,7 +123,7 @@ def _rrelu(arguments: dict[str, Any]) -> str | None:
 
 def _native_dropout(arguments: dict[str, Any]) -> str | None:
     """Eager gives the operand itself back where it has no elements, as depending on itself."""
-    t = _tensor(arguments.get("input"))
+    t = tensor_of(arguments.get("input"))
     if t is not None and any(isinstance(n, int) and n == 0 for n in t.shape):
         return "AOTAutograd makes a new tensor of native_dropout of no elements"
     return None
@@ -131,7 +131,7 @@ def _native_dropout(arguments: dict[str, Any]) -> str | None:
 
 def _normal(arguments: dict[str, Any]) -> str | None:
     """Eager fills contiguous memory in blocks and other memory one by one; made functional, the latter becomes the former."""
-    t = _tensor(arguments.get("self"))
+    t = tensor_of(arguments.get("self"))
     if t is not None and not t.is_contiguous() and not is_dense(t):
         return "AOTAutograd draws normal numbers in another order for tensors with gaps"
     return None
@@ -149,32 +149,19 @@ def _recurrent(arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _tensor(value: object) -> torch.Tensor | None:
-    """The fake tensor of a node."""
-    t = value.meta.get("example_value") if isinstance(value, Node) else None
-    return t if isinstance(t, torch.Tensor) and t.layout == torch.strided else None
-
-
 def _written(node: Node, name: str) -> torch.Tensor | None:
     """What an in-place method, or an assignment to a part that numbers and slices name, writes to."""
-    if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
-        return _tensor(node.args[0])
-    if name != "setitem" or (whole := _tensor(node.args[0])) is None:
+    if node.op == "call_method" and is_named_as_write(name):
+        return tensor_of(node.args[0])
+    if name != "setitem" or (whole := tensor_of(node.args[0])) is None:
         return None
     place = node.args[1]
     parts = place if isinstance(place, tuple) else (place,)
     plain = all(p is None or p is Ellipsis or isinstance(p, (int, slice)) for p in parts)
-    if not plain or not shares(_tensor(node.args[2]), whole):
+    if not plain or not shares(tensor_of(node.args[2]), whole):
         return None
     part = whole[place]  # type: ignore[index]  # the place is a plain one
     return part if isinstance(part, torch.Tensor) else None
-
-
-def _overlaps(t: torch.Tensor) -> bool:
-    """One place in memory stands for several elements, as after ``expand``.  A size that is a symbol is more than 1."""
-    return any(
-        isinstance(d, int) and d == 0 and not (isinstance(n, int) and n < 2) for n, d in zip(t.shape, t.stride())
-    )
 
 
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -190,7 +177,7 @@ def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _interpolate(arguments: dict[str, Any]) -> str | None:
     """Eager keeps bicubic weights in 32 bits where the decomposition rounds each to 16; of bytes, both kinds differ."""
-    t, mode = _tensor(arguments.get("input")), arguments.get("mode", "bicubic")
+    t, mode = tensor_of(arguments.get("input")), arguments.get("mode", "bicubic")
     if mode == "bicubic" and (t is None or t.dtype in (torch.float16, torch.bfloat16)):
         return "AOTAutograd rounds bicubic interpolation otherwise in 16 bits"
     if mode in ("linear", "bilinear", "bicubic", "trilinear") and t is not None and t.dtype == torch.uint8:

@@ -20,6 +20,20 @@ def trace(f: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -
     return make_fx(f, tracing_mode="symbolic" if dynamic else "fake")(*inputs)
 
 
+def captured(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool | None = None) -> GraphModule:
+    """The graph that Dynamo hands to a backend."""
+    seen: list[GraphModule] = []
+
+    def keep(gm: GraphModule, _: object) -> Callable[..., Any]:
+        seen.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(fn, backend=keep, dynamic=dynamic)(*inputs)
+    assert len(seen) == 1
+    return seen[0]
+
+
 def story(gm: GraphModule, *passes: Pass, where: target.Target = CPU) -> str:
     """Text before, text after, and what the passes say of it: one golden file."""
     before = text.show(gm.graph)

@@ -55,11 +55,10 @@ def foretold(node: Node, t: torch.Tensor) -> Ints | None:
         return None
     if name.startswith("masked_fill.") or name == "pow.Scalar":  # ATen fills a contiguous copy, or result
         return contiguous(t)
-    if not all(map(is_known, (*operands, t))):
-        if any(map(is_decided_by_data, (*operands, t))):
-            return None
-        if all(x.is_contiguous() and x.shape == t.shape for x in operands):
-            return None  # symbols cost time, and here fake results are right
+    if any(map(is_decided_by_data, (*operands, t))):
+        return None
+    if not all(map(is_known, (*operands, t))) and all(x.is_contiguous() and x.shape == t.shape for x in operands):
+        return None  # symbols cost time, and here fake results are right
     if name == "threshold_backward.default":  # ATen hands the gradient over second
         operands.reverse()
     return pointwise_strides(operands, t.shape, "calar" in name and name not in _UNWRAPPED)
@@ -79,7 +78,7 @@ def foretold_first(node: Node, t: torch.Tensor) -> Ints | None:
     if place is None:
         return None
     x = tensor(operand(node, place))
-    if x.layout != torch.strided or (not is_known(x) and is_decided_by_data(x)):
+    if x.layout != torch.strided or is_decided_by_data(x):
         return None
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
@@ -122,7 +121,7 @@ def indexed(x: torch.Tensor, index: object, shape: Sequence[int]) -> Ints | None
     found = [(d, tensor(n)) for d, n in enumerate(places) if isinstance(n, Node)]
     if not found or any(i.dtype == torch.bool or i.dtype == torch.uint8 for _, i in found):
         return None
-    if any(is_decided_by_data(t) for t in (x, *(i for _, i in found)) if not is_known(t)):
+    if any(is_decided_by_data(t) for t in (x, *(i for _, i in found))):
         return None
     if x.device.type != "cpu" and len(found) > 1:  # there ATen makes several indices alike first
         return None

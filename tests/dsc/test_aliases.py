@@ -12,23 +12,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dsc import aliases
+from kit_graphs import captured
 
 X = torch.arange(24.0).reshape(4, 6)
 Y = torch.ones(1, 6)
-
-
-def captured(fn: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> GraphModule:
-    """The graph that Dynamo hands to a backend."""
-    seen: list[GraphModule] = []
-
-    def keep(gm: GraphModule, _: object) -> Callable[..., Any]:
-        seen.append(gm)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(fn, backend=keep, dynamic=dynamic)(*inputs)
-    assert len(seen) == 1
-    return seen[0]
 
 
 def results(gm: GraphModule) -> int:

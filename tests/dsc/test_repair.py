@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,20 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsc import traps
 from dsc.repair import buried, for_eager, repair
-
-
-def captured(fn: Callable[..., Any], *inputs: Tensor) -> GraphModule:
-    """The graph that Dynamo hands to a backend."""
-    seen: list[GraphModule] = []
-
-    def keep(gm: GraphModule, _: object) -> Callable[..., Any]:
-        seen.append(gm)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(fn, backend=keep)(*inputs)
-    assert len(seen) == 1
-    return seen[0]
+from kit_graphs import captured
 
 
 def calls(gm: GraphModule) -> list[str]:

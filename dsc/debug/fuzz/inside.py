@@ -16,9 +16,7 @@ from torch.utils import _pytree as pytree
 from dsc.torch_shim import TorchDispatchMode, decomposition_table
 
 CANCELS = tuple(
-    op
-    for name in ("gelu", "gelu_backward", "native_layer_norm", "native_layer_norm_backward", "native_group_norm")
-    if (op := getattr(torch.ops.aten, name).default) in decomposition_table
+    getattr(torch.ops.aten, n).default for n in "gelu gelu_backward native_layer_norm native_group_norm".split()
 )
 """Operators that PyTorch's own table keeps whole, and that subtract numbers close to one another: ``1 + erf(x)``, and a
 weight times a normalised number near -1 and a bias like the weight."""

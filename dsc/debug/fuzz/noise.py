@@ -42,17 +42,13 @@ class Rounding(torch.autograd.Function):
         return disturbed(grads[0], *ctx.noise), None, None, None
 
 
-class Again(torch.autograd.Function):
+class Again(Rounding):
     """``x`` as it is, and its gradient off by a rounding: the gradients of several uses are added up in the dtype of ``x``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
         ctx.noise = grain, floor, gen
         return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return disturbed(grads[0], *ctx.noise), None, None, None
 
 
 def disturbed(x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
@@ -75,7 +71,7 @@ def samples(
     dtypes = [v.dtype for v in values]
     gen = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
-    def off(kind: type[torch.autograd.Function]) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    def off(kind: type[Rounding]) -> Callable[[torch.Tensor, int], torch.Tensor]:
         def call(x: torch.Tensor, i: int) -> torch.Tensor:
             if not x.is_floating_point():
                 return x

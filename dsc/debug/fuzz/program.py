@@ -139,9 +139,7 @@ class Program:
         for i, line in enumerate(self.lines, count):
             text = re.sub(r"torch\.(bfloat16|float16|float32)", "torch.float64", line.text) if exact else line.text
             operands = [words[o] for o in line.operands]
-            if (
-                noisy and i in noisy
-            ):  # read once a line, however often its text names the operand; each has its gradient
+            if noisy and i in noisy:  # read once a line, however often its text names it; a gradient each time
                 read = {o: f"r{o}" for o in line.operands}
                 body += [f"{name} = {noisy[i].format(words[o], o)}" for o, name in read.items()]
                 operands = [f"again({read[o]}, {o})" for o in line.operands]

@@ -95,8 +95,6 @@ def _tried(programs: Sequence[Program], backend: str, options: Mapping[str, Any]
     if backend != "dsc":
         return _verdict(programs, backend, None, [])
     given = dict(options or {})
-    if "on_compile" in given:
-        return _verdict(programs, backend, given, [])
     with tempfile.TemporaryDirectory() as folder:
         chosen = {**given, "cache": True, "cache_dir": folder}
         graphs: list[object] = []
@@ -108,7 +106,7 @@ def _tried(programs: Sequence[Program], backend: str, options: Mapping[str, Any]
             return done
 
         once = _verdict(programs, counting, None, graphs)
-        if once is None or any(map(is_fault, once)):
+        if once is None or any(map(is_fault, once)) or "on_compile" in given:  # what is watched is not kept
             return once
         turned = [replace(p, worlds=p.worlds[::-1]) for p in programs]
         again = _verdict(turned, backend, chosen, [])
@@ -133,7 +131,7 @@ def _verdict(
     triton = (options or {}).get("emit") == "triton" or torch.get_default_device().type == "cuda"
     grain = TRITON_GRAIN if triton else noise.GRAIN
     out = _verdicts(programs, runs, grain)
-    if len(programs) == 1 and out[0] is None and graphs and counts[-1] > counts[0]:
+    if len(programs) == 1 and out[0] is None and counts[-1] > counts[0]:
         return [_compiled_again(programs[0], counts[-1] - counts[0])]
     return out
 
