@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,11 +15,32 @@ from dsc import domain, ops
 from dsc.torch_shim import optimization_hint
 
 
+TAKEN = frozenset(
+    {"torch", "aten", "math", "device", "empty_strided", "expect", "take", "give", "arena", "args", "call"}
+)
+"""Names that mean something else in every program (``dsc.runtime.run.WORDS``, and what ``dsc.emit`` writes)."""
+
+_TAKEN = re.compile(r"(run|replay|const)_\d+_*|op_\w+|(s|u|zf|zuf)\d+")
+"""What a program numbers or names after something: calls of kernels, replays, constants, operators, sizes."""
+
+
 def names_of(nodes: Iterable[Node]) -> dict[Node, str]:
-    return {
-        n: f"{n.name}_" if keyword.iskeyword(n.name) or n.name in ("aten", "torch", "math", "device") else n.name
-        for n in nodes
-    }
+    """A variable for each node: its own name, unless a program means something else by it.
+
+    Operators may have any name: ``aten.empty_strided``, ``aten.take``, and whatever users give to theirs.
+    """
+    listed = list(nodes)
+    used = {n.name for n in listed}
+    out = {}
+    for n in listed:
+        name, size = n.name, isinstance(n.meta.get("val"), torch.SymInt)
+        while keyword.iskeyword(name) or name in TAKEN or (not size and _TAKEN.fullmatch(name)):
+            name = f"{name}_of"
+            while name in used:
+                name += "_"
+        used.add(name)
+        out[n] = name
+    return out
 
 
 def device(d: torch.device) -> str:

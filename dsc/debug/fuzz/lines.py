@@ -114,7 +114,7 @@ REDUCE = (
     "{0}.clamp(-1.5, 1.5).prod([d], [keep])", "{0}.clamp(-1.5, 1.5).prod()", "{0}.norm()", "torch.linalg.vector_norm({0}, 2, [dims])",
     "{0}.norm(1, [d])", "{0}.sum([dims], dtype=torch.float32)", "{0}.mean([d], dtype=torch.float64)", "{0}.nansum([d])",
     "{0}.argmax([d])", "{0}.argmin()", "{0}.cumsum([d])", "{0}.clamp(-1.5, 1.5).cumprod([d])", "{0}.logcumsumexp([d])",
-    "{0}.cummax([d]).values", "{0}.median([d]).values", "{0}.sum_to_size({0}.shape[-1:])", "{0}.any([d])", "torch.trapezoid({0})",
+    "{0}.cummax([d]).values", "{0}.contiguous().median([d]).values", "{0}.sum_to_size({0}.shape[-1:])", "{0}.any([d])", "torch.trapezoid({0})",
 )  # fmt: skip
 
 ROW = (
