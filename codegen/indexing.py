@@ -16,6 +16,9 @@ Index = tuple[Extent, ...]
 Ranges = Mapping[sympy.Symbol, Extent]
 """Axis symbol -> its extent: the symbol lies in [0, extent)."""
 
+QUOTIENTS = ("Mod", "PythonMod", "FloorDiv", "ModularIndexing")
+"""Names of the functions of an index that divide; the first argument is what they divide."""
+
 
 def linear(index: Sequence[Extent], strides: Sequence[Extent], offset: Extent = 0) -> Extent:
     """Element offset of ``index`` in a buffer with these strides."""
@@ -162,3 +165,29 @@ def unravel(e: Extent, shape: Sequence[Extent], ranges: Ranges) -> Index:
             out.append(modulo(e, d, ranges))
             e = floor_div(e, d, ranges)
     return tuple(reversed(out))
+
+
+def may_be_negative(e: Extent, ranges: Ranges) -> bool:
+    """Whether nothing here proves ``e >= 0``: each axis that counts down is at its end, each quotient at its largest."""
+    e = sympy.expand(e)
+    inner = {x: sympy.Dummy(integer=True, nonnegative=True) for x in e.atoms(sympy.Function)}
+    least, largest = e.xreplace(inner), {**ranges, **{inner[x]: _largest(x, ranges) for x in inner}}
+    for s, extent in largest.items():
+        falls = least.coeff(s, 1)
+        if extent is not None and falls.is_number and falls < 0:
+            least = sympy.expand(least.subs(s, extent - 1))
+    free = {s: 0 for s in largest if least.coeff(s, 1).is_nonnegative}
+    return any(t.could_extract_minus_sign() for t in sympy.Add.make_args(sympy.expand(least.xreplace(free))))
+
+
+def _largest(x: sympy.Expr, ranges: Ranges) -> Extent | None:
+    """One more than the largest value of a quotient or a remainder, if that is known."""
+    if type(x).__name__ in ("Mod", "PythonMod"):
+        return x.args[1]  # type: ignore[no-any-return]
+    if type(x).__name__ != "FloorDiv" or not x.args[1].is_Integer:
+        return None
+    top = sympy.expand(x.args[0])
+    for s, extent in ranges.items():
+        if (rises := top.coeff(s, 1)).is_number:
+            top = sympy.expand(top.subs(s, extent - 1 if rises > 0 else 0))
+    return int(top) // int(x.args[1]) + 1 if top.is_Integer else None

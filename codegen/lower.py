@@ -19,7 +19,7 @@ from torch.fx import Node
 from dsc import domain, ops, products
 from dsc.codegen import indexing, tidy
 from dsc.codegen.builder import Builder, Unlowerable
-from dsc.codegen.indexing import Index
+from dsc.codegen.indexing import QUOTIENTS, Index, may_be_negative
 from dsc.codegen.kernel import COMPUTE, Buffer, Kernel, Store
 from dsc.domain import Extent, Space, product, runs_over, same, shape
 from dsc.steps import storage_of
@@ -169,7 +169,6 @@ def lower(
         dtype = ops.SHORT[t.dtype]
         strides = tuple(domain.extent(s) for s in t.stride())
         stores.append((out, indexing.linear(index, strides), build.cast(v.at(index), COMPUTE[dtype])))
-    check_quotients(build, stores)
     in_place = written_inputs(build, stores)
     inputs = tuple(Buffer(b, ops.SHORT[ops.tensor(n).dtype]) for n, b in build.buffers.items() if b not in in_place)
     targets = tuple(Buffer(f"o{i}", ops.SHORT[ops.tensor(n).dtype], "out") for i, (n, _, _) in enumerate(stores))
@@ -183,25 +182,21 @@ def lower(
     )
     check_nest(made)
     kept = tuple(n for n, b in build.buffers.items() if b not in in_place and tidy.reads(made, b))
-    return Bound(tidy.collapse(tidy.drop_idle(tidy.drop_unread(renamed(made, in_place)))), kept + tuple(outputs))
+    kernel = tidy.collapse(tidy.drop_idle(tidy.drop_unread(renamed(made, in_place))))
+    check_quotients(kernel)
+    return Bound(kernel, kept + tuple(outputs))
 
 
-def check_quotients(build: Builder, stores: Sequence[tuple[Node, Extent, str]]) -> None:
+def check_quotients(k: Kernel) -> None:
     """C and Triton round quotients towards zero: indices are made for the floor, which is the same from 0 on.
 
-    sympy takes multiples of a size out of a quotient by that size, and may leave a negative rest (``flip`` of a ``cat``).
+    Multiples of the divisor are taken out of a quotient, which may leave a negative rest (``flip`` of a ``cat``).
     """
-    attrs = (v.attr[1] if isinstance(v.attr, tuple) else v.attr for v in build.lets)
-    for e in (*attrs, *(place for _, place, _ in stores)):
+    ranges = {sympy.Symbol(a.name, integer=True, nonnegative=True): a.extent for a in k.axes}
+    attrs = (v.attr[1] if isinstance(v.attr, tuple) else v.attr for v in k.lets)
+    for e in (*attrs, *(s.index for s in k.stores)):
         for x in e.atoms(sympy.Function) if isinstance(e, sympy.Expr) else ():
-            if type(x).__name__ not in ("Mod", "PythonMod", "FloorDiv", "ModularIndexing") or x.args[1].is_number:
-                continue
-            least = sympy.expand(x.args[0])
-            for s, extent in build.ranges.items():
-                falls = least.coeff(s, 1)
-                if falls.is_number and falls < 0:
-                    least = sympy.expand(least.subs(s, extent - 1))
-            if any(t.could_extract_minus_sign() for t in sympy.Add.make_args(least)):
+            if type(x).__name__ in QUOTIENTS and may_be_negative(x.args[0], ranges):
                 raise Unlowerable("an index that may be negative is divided")
 
 

@@ -115,6 +115,19 @@ def turned_round_joins_of_changing_sizes() -> Case:
     return Case(fn, [(randn(n, n),) for n in (5, 16, 9)], dynamic=True)
 
 
+def turned_parts_of_joins() -> Case:
+    """``flip`` of a part of a ``cat``: where the part ends at a multiple of the rows' length, a negative index was divided."""
+
+    def fn(*parts: Tensor) -> list[Tensor]:
+        rows = [torch.cat(parts[i : i + 2], 1).reshape(-1) for i in range(0, len(parts), 2)]
+        turned = [r[:stop].flip(0) + 1 for r in rows for stop in range(1, len(r) + 1)]
+        return [*turned, *(r.view(2, -1).flip(1).reshape(-1)[1:].flip(0) * 2 for r in rows)]
+
+    sizes = ((1, 1), (1, 2), (2, 2), (3, 1), (4, 2))
+    parts = [randn(rows, n, seed=i) for rows in (2, 4) for i, pair in enumerate(sizes) for n in pair]
+    return Case(fn, [tuple(parts)])
+
+
 def sizes_that_guards_make_one() -> Case:
     """A size is computed, and found to be 1 only by what it is broadcast with; in the last call it is another."""
 
@@ -138,6 +151,7 @@ def either_of_two_relations() -> Case:
 
 CASES = (
     turned_round_joins_of_changing_sizes,
+    turned_parts_of_joins,
     dynamic_batch_layer_norm_linear,
     sizes_change_without_being_told,
     two_symbols_that_meet,
