@@ -165,6 +165,7 @@ CREATE = (
     "{0} * torch.linspace(0, 1, {0}.shape[-1])", "torch.arange({0}.shape[0])", "torch.full({0}.shape, 3)", "torch.eye({0}.shape[-1]) + {0}",
     "{0} + torch.tensor(0.3)", "{0} * torch.tensor([0.5])", "torch.where(torch.arange({0}.shape[-1]) < 2, {0}, 0)",
     "torch.where(torch.arange({0}.shape[-1]) % 2 == 0, {0}, -{0})", "{0}.new_empty({0}.shape).fill_(0.25) * {0}",
+    "torch.empty_strided({0}.shape, {0}.stride(), dtype={0}.dtype).copy_({0})",
 )  # fmt: skip
 
 MOVE = (
@@ -175,6 +176,8 @@ MOVE = (
     "{0}.clone(memory_format=torch.contiguous_format)", "{0}.to(memory_format=torch.channels_last)", "F.avg_pool1d({0}, 2)",
     "F.max_pool2d({0}, 2)", "F.avg_pool2d({0}, 2)", "F.interpolate({0}, scale_factor=2)", "F.adaptive_avg_pool2d({0}, 1)",
     "F.pixel_shuffle({0}, 1)", "torch.kron({0}, torch.ones(2))", "{0}.diff()", "{0}.rot90()", "{0}.tile(2)",
+    "torch.take({0}, torch.arange({0}.shape[-1]))", "{0}.flatten()[: {0}.shape[-1]].flip(0)", "{0}.repeat_interleave(2, -1).flatten()[:-1].flip(0)",
+    "torch.cat([{0}, {0} + 1], -1).flatten()[: 2 * {0}.shape[-1] - 1].flip(0)", "torch.cat([{0}, {0}], [d]).roll(1, [d])",
 )  # fmt: skip
 
 # a random number is drawn in the same dtype in the run in float64, or its stream would be another one
