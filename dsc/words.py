@@ -14,7 +14,6 @@ from torch.fx import Node
 from dsc import domain, ops
 from dsc.torch_shim import optimization_hint
 
-
 TAKEN = frozenset(
     {"torch", "aten", "math", "device", "empty_strided", "expect", "take", "give", "arena", "args", "call"}
 )
