@@ -183,7 +183,7 @@ def may_be_negative(e: Extent, ranges: Ranges) -> bool:
 def _largest(x: sympy.Expr, ranges: Ranges) -> Extent | None:
     """One more than the largest value of a quotient or a remainder, if that is known."""
     if type(x).__name__ in ("Mod", "PythonMod"):
-        return x.args[1]  # type: ignore[no-any-return]
+        return x.args[1]
     if type(x).__name__ != "FloorDiv" or not x.args[1].is_Integer:
         return None
     top = sympy.expand(x.args[0])

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dsc.dynamo import LAYS_OUT, name_of, tensor_of, written
 from dsc.layouts import reads, shares
-from dsc.torch_shim import HigherOrderOperator, is_traceable_wrapper_subclass
+from dsc.torch_shim import HigherOrderOperator, OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -117,10 +117,16 @@ def _add(node: Node, found: dict[Node, None]) -> bool:
 
 
 def _is_plain(target: object) -> bool:
-    """A function of PyTorch or of numbers, which runs nothing that is given to it."""
+    """A function of PyTorch or of numbers, which runs nothing that is given to it, and writes to nothing unless named so."""
     if isinstance(target, HigherOrderOperator):
         return False
+    if isinstance(target, OpOverload):
+        return not target._schema.is_mutable
+    if isinstance(target, OpOverloadPacket):
+        return not any(s.is_mutable for s in target._schemas.values())
     module = getattr(target, "__module__", None) or type(target).__module__
+    if module.startswith("torch._dynamo"):  # stands for a function of NumPy: ``wrapped_iadd`` writes
+        return False
     return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins", "method_descriptor")
 
 

@@ -15,6 +15,7 @@ from dsc import absent, aliases, blame, collector, compiler, errors, traps, warm
 from dsc import options as opt
 from dsc import target as targets
 from dsc.options import Options
+from dsc.python_numbers import in_full
 from dsc.repair import buried, for_eager, repair
 from dsc.target import Target
 from dsc.torch_shim import TorchDynamoException, compile_id, joint_compiler, recompile_reason, structured_logging
@@ -40,6 +41,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     Graphs that AOTAutograd cannot trace, or traces wrongly, run in eager after a warning.
     """
     watchers = watch.captured(listeners(options), gm, example_inputs)
+    example_inputs = in_full(gm, example_inputs)
     report_recompile(gm)
     if (trap := traps.find(gm) or buried(gm)) is not None:
         return in_eager(gm, trap, watchers)

@@ -22,7 +22,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 from torch.utils._sympy import functions
@@ -332,6 +332,11 @@ def donate_nothing() -> None:
     donated = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None)
     if donated:
         donated.clear()  # AOTAutograd holds the same list
+
+
+def is_drawn_by_python(placeholder: Node) -> bool:
+    """Whether an input of a Dynamo graph is a number that Python's ``random`` draws at each call."""
+    return type(getattr(placeholder.meta.get("grapharg"), "source", None)).__name__ == "RandomValueSource"
 
 
 def is_compiled_node(node: object) -> bool:

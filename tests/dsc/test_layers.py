@@ -17,7 +17,7 @@ LAYERS = [  # lowest first; a name stands for what is below it, unless that is n
     "dsc.ops dsc.notes dsc.target dsc.options dsc.blame dsc.sdpa dsc.fingerprint dsc.nm dsc.block_attention dsc.flash_attention dsc.varlen_attention dsc.embedding dsc.grouped dsc.replay dsc.keep dsc.given",
     "dsc.layouts",
     "dsc.aliases",
-    "dsc.packed dsc.tiers dsc.narrow dsc.foretell dsc.absent dsc.traps dsc.repair",
+    "dsc.packed dsc.tiers dsc.narrow dsc.foretell dsc.absent dsc.traps dsc.repair dsc.python_numbers",
     "dsc.live dsc.snapshot dsc.extract dsc.text dsc.cost dsc.packing dsc.domain dsc.gemm_tiles dsc.codegen.kernel dsc.codegen.schedule",
     "dsc.program dsc.steps dsc.products dsc.retarget",
     "dsc.recordable",

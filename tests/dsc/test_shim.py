@@ -1,6 +1,12 @@
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import sympy
 import torch
+from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dsc import torch_shim
@@ -61,3 +67,17 @@ def test_optimization_hint_of_older_torch() -> None:
 
     assert optimization_hint(sym_expr(rows) + 1, Older()) == 7
     assert optimization_hint(sympy.Symbol("u0"), Older(), fallback=3) == 3
+
+
+def test_numbers_drawn_by_python_are_told_from_arrays() -> None:
+    def fn(x: torch.Tensor, y: Any) -> torch.Tensor:
+        return x * random.uniform(0, 1) + random.randint(1, 3) + torch.from_numpy(y)
+
+    found = []
+
+    def backend(gm: GraphModule, _: object) -> Callable[..., Any]:  # afterwards Dynamo forgets where inputs came from
+        found.extend(map(torch_shim.is_drawn_by_python, gm.graph.find_nodes(op="placeholder")))
+        return gm.forward
+
+    torch.compile(fn, backend=backend)(torch.ones(2), np.ones(2, np.float32))
+    assert sorted(found) == [False, False, True, True]

@@ -5,6 +5,7 @@ A compiler that makes writes functional must put each back at its place, also th
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -223,6 +224,50 @@ def written_input_beside_another_layout() -> Case:
     return Case(fn, [(randn(3, 4), randn(4, seed=2), randn(5, seed=3))])
 
 
+def numpy_arrays_written_in_place() -> Case:
+    """Dynamo's stand-ins for NumPy's operators write without a name that says so; each may run once."""
+
+    def fn(t: Tensor, u: Tensor) -> Any:
+        x, y = t.numpy(), u.numpy()
+        x += 1
+        part = x[1:]
+        part *= 2
+        y[0] = 7
+        y -= x
+        y.sort()
+        return (
+            torch.from_numpy(part.copy()),
+            torch.from_numpy(x),
+            torch.from_numpy(y[::2].copy()),
+            float(x.sum()),
+            torch.from_numpy(y),
+        )
+
+    return Case(fn, [(randn(4, seed=i), randn(4, seed=i + 9)) for i in range(2)])
+
+
+@functools.cache
+def aliasing() -> Any:
+    """Old operators of users, whose schemas alias; they live as long as their library."""
+    lib = torch.library.Library("conformance_aliases", "DEF")
+    lib.define("bump(Tensor(a!) x) -> Tensor(a!)")
+    lib.impl("bump", lambda x: x.add_(1), "CompositeExplicitAutograd")
+    lib.define("lower(Tensor(a) x) -> Tensor(a)")
+    lib.impl("lower", lambda x: x[1:], "CompositeExplicitAutograd")
+    return lib, torch.ops.conformance_aliases
+
+
+def operators_that_write_and_give_views() -> Case:
+    """``bump(Tensor(a!) x) -> Tensor(a!)`` writes and has no name that says so."""
+    ops = aliasing()[1]
+
+    def fn(x: Tensor) -> Any:
+        y = ops.bump(x)
+        return y, y[1:], ops.lower(x)
+
+    return Case(fn, [(randn(3),)])
+
+
 CASES = (
     read_then_inplace_log,
     slice_copy_then_mutate_source,
@@ -241,4 +286,6 @@ CASES = (
     two_written_inputs_one_with_gradients,
     written_input_is_the_first_result,
     written_input_beside_another_layout,
+    numpy_arrays_written_in_place,
+    operators_that_write_and_give_views,
 )

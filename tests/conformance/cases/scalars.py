@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -97,6 +100,24 @@ def integer_numbers_of_any_size() -> Case:
     return Case(fn, [(torch.arange(4), n, b) for n, b in ((1, True), (2**31, False), (2**40, True), (-(2**62), False))])
 
 
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    random.seed(7)
+    yield
+
+
+def numbers_drawn_by_python() -> Case:
+    """pytorch/pytorch#95425: ``random`` draws anew at each call, and its numbers take on the dtype of what is beside them."""
+
+    def fn(x: Tensor) -> Any:
+        r, k, v = random.uniform(-2, 2), random.randint(1, 9), random.uniform(0, 1)
+        mixed = torch.full((2,), r, dtype=torch.float64) * v, torch.arange(3) * r, x.new_ones(2) * r, x.double() - v
+        return x * r, x * v - r, x + k, x / k, v - x, torch.where(x > r, x, x * v), x > r, r, k, *mixed
+
+    dtypes = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
+    return Case(fn, [((randn(3, seed=i) * 3).to(d),) for i, d in enumerate(dtypes)], around=seeded)
+
+
 CASES = (
     scalars_change_between_calls,
     exponents_change,
@@ -106,4 +127,5 @@ CASES = (
     numbers_of_tensors,
     double_precision_of_numbers,
     integer_numbers_of_any_size,
+    numbers_drawn_by_python,
 )
