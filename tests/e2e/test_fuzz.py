@@ -168,8 +168,8 @@ def right() -> tuple[Seen, Seen]:
     return in_eager(SMALL, {}), in_float64(SMALL, {})
 
 
-def sampled(p: Program, state: torch.Tensor, count: int, seed: int, steps: bool) -> list[Seen]:
-    return noise.samples(p, {}, state, count, seed, steps=steps)
+def sampled(p: Program, state: torch.Tensor, count: int, seed: int, how: rules.How) -> list[Seen]:
+    return noise.samples(p, {}, state, count, seed, how=how)
 
 
 def judged(got: Seen) -> str | None:
@@ -220,7 +220,7 @@ def test_a_line_that_names_a_value_twice_reads_it_once() -> None:
     line = Line("torch.where({0}.detach() == {0}.detach(), {1}, {0})", (0, 1))
     p = Program((Input("float32", (40,), seed=1), Input("float32", (), seed=2, grad=True)), (line,))
     state = torch.get_rng_state()
-    moved = [run.gradients[0] for run in sampled(p, state, 8, 0, False)]
+    moved = [run.gradients[0] for run in sampled(p, state, 8, 0, "exact")]
     assert all(g is not None and g.abs() > 0 for g in moved)
 
 
@@ -255,6 +255,48 @@ def test_partial_sums_that_grow_before_they_come_back_may_be_off() -> None:
 
     assert off(2e-4) is None
     assert off(2e-2) is not None
+
+
+def test_a_last_bit_decides_whether_numbers_of_16_bits_are_equal() -> None:
+    """In float64 a number that was rounded another way never equals one of 16 bits."""
+    inputs = (Input("bfloat16", (5, 5, 5, 16), seed=29861), Input("bfloat16", (), seed=32360))
+    p = Program(inputs, (Line("torch.rsqrt({0} * {0} + 1)", (1,)), Line("{0} != {1}", (2, 0))))
+    want, exact = in_eager(p, {}), in_float64(p, {})
+    state = torch.get_rng_state()
+    x, y = p.tensors({})
+    away = (x.double() - torch.rsqrt(y.double() ** 2 + 1)).abs().reshape(-1)
+
+    def turned(at: int) -> str | None:
+        flipped = want.results[-1].clone()
+        flipped.view(-1)[at] ^= True
+        return rules.difference(
+            replace(want, results=[*want.results[:-1], flipped]), want, exact, functools.partial(sampled, p, state)
+        )
+
+    assert turned(int(away.argmin())) is None
+    assert turned(int(away.argmax())) is not None
+
+
+def test_a_sum_within_a_line_may_be_rounded_the_other_way() -> None:
+    """``log(x + 1)`` of a small number in float16: ``x + 1`` is a multiple of 2**-10, up or down."""
+    p = Program(
+        (Input("float16", (4096,), seed=5),), (Line("{0} * 0.01", (0,)), Line("torch.log({0}.abs() + 1)", (1,)))
+    )
+    want, exact = in_eager(p, {}), in_float64(p, {})
+    state = torch.get_rng_state()
+    small = (p.tensors({})[0] * 0.01).double().abs()
+    place = ((small * 2**10) % 1 - 0.5).abs().argmin()
+
+    def off(by: float) -> str | None:
+        changed = want.results[-1].clone()
+        changed[place] += by
+        return rules.difference(
+            replace(want, results=[*want.results[:-1], changed]), want, exact, functools.partial(sampled, p, state)
+        )
+
+    up = 1 if exact.results[-1][place] > want.results[-1][place] else -1
+    assert off(up * 2.0**-10) is None
+    assert off(up * 2.0**-6) is not None
 
 
 def test_a_norm_whose_bias_is_its_weight_may_be_off() -> None:

@@ -5,14 +5,16 @@ This is Monte Carlo arithmetic (Parker, "Monte Carlo Arithmetic: exploiting rand
 in another order, cannot be told apart below what these runs differ by.
 
 With ``inside``, operators that take several steps, such as the backward of a softmax, round at each of them too: what
-cancels within one operator would otherwise look exact.
+cancels within one operator would otherwise look exact.  With ``own`` the program runs in its own dtypes rather than in
+float64, and values are off by a rounding to a number of their dtype: only there do two of them become equal, and only
+there is a sum that stands within a line rounded up or down.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -53,7 +55,7 @@ class Again(Rounding):
 
 def disturbed(x: torch.Tensor, grain: float, floor: float, gen: torch.Generator) -> torch.Tensor:
     a, b = (torch.rand(x.shape, generator=gen, dtype=torch.float64) * 2 - 1 for _ in range(2))
-    return x * (1 + grain * a) + floor * b
+    return (x.double() * (1 + grain * a) + floor * b).to(x.dtype)
 
 
 def samples(
@@ -64,9 +66,10 @@ def samples(
     seed: int,
     grain: Mapping[torch.dtype, float] = GRAIN,
     *,
-    steps: bool = False,
+    how: Literal["exact", "inside", "own"] = "exact",
 ) -> list[Seen]:
-    """``count`` runs in float64 from the random ``state``, each with other roundings."""
+    """``count`` runs from the random ``state``, each with other roundings; in float64 unless in their ``own`` dtypes."""
+    exact = how != "own"
     values = _all_values(p, world, state)
     dtypes = [v.dtype for v in values]
     gen = torch.Generator(torch.get_default_device()).manual_seed(seed)
@@ -80,7 +83,7 @@ def samples(
         return call
 
     fn = execute(
-        p.source(exact=True, noisy=dict.fromkeys([*_fresh(p, values), p.size], "noise({0}, {1})")),
+        p.source(exact=exact, noisy=dict.fromkeys([*_fresh(p, values), p.size], "noise({0}, {1})")),
         noise=off(Rounding),
         again=off(Again),
     )["program"]
@@ -89,8 +92,8 @@ def samples(
     out = []
     for _ in range(count):
         set_random_state(state)
-        with Stepwise(inner, gen) if steps else contextlib.nullcontext():
-            out.append(observe(p, fn, p.tensors(world, exact=True)))
+        with Stepwise(inner, gen) if how == "inside" else contextlib.nullcontext():
+            out.append(observe(p, fn, p.tensors(world, exact=exact)))
     return out
 
 

@@ -10,7 +10,9 @@ of the random generator.  Numbers are compared one by one, with a run of the pro
    fused multiply-adds, a library's exp against ours, a 16-bit rounding that falls the other way, cancellation, and
    comparisons decided by a last bit; integers and bools have no other rule than this one.  What that does not explain
    is tried with roundings inside of operators too (``dsc.debug.fuzz.inside``): the backward of a softmax cancels there,
-   and so do partial sums that grow large before they come back.
+   and so do partial sums that grow large before they come back.  Last, eager itself runs with such roundings, in the
+   dtypes of the program, and ``SPREAD`` times as far as that moves its numbers is allowed: 16-bit values become equal or
+   not by a last bit, which ``==`` sees, and ``log(x + 1)`` within a line tells how ``x + 1`` was rounded.
 3. *Nearer to the truth.*  As far from float64 as eager's number is, or less, or float64's own infinity: ATen sums some
    16-bit values in 16 bits (gradients of layer norm's parameters, ``prod``, ``cumsum``), kernels never do; its
    vectorised ``gelu(inf)`` is NaN, while its scalar one, which it takes for strided tensors, is inf.
@@ -24,17 +26,21 @@ Infinities are otherwise equal with their signs, and NaN is NaN.  A sign of zero
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 
 from dsc.debug.fuzz.observe import Seen
 
 SPREAD = 4.0
-ROUNDS = ((8, False), (32, False), (128, False), (32, True))
-"""Runs with roundings, and whether operators round inside, before a difference counts as unexplained."""
+How = Literal["exact", "inside", "own"]
+"""Where a run rounds: between lines, in float64; inside of operators too; between lines, in the program's own dtypes."""
 
-Sampler = Callable[[int, int, bool], list[Seen]]
-"""(how many runs, seed, whether operators round inside) -> those runs."""
+ROUNDS: tuple[tuple[int, How], ...] = ((8, "exact"), (32, "exact"), (128, "exact"), (32, "inside"), (64, "own"))
+"""Runs with roundings before a difference counts as unexplained."""
+
+Sampler = Callable[[int, int, How], list[Seen]]
+"""(how many runs, seed, where they round) -> those runs."""
 
 
 def difference(got: Seen, want: Seen, exact: Seen, sample: Sampler) -> str | None:
@@ -70,10 +76,10 @@ def _by_rounding(got: Seen, want: Seen, exact: Seen, sample: Sampler) -> str | N
     zeros: list[torch.Tensor | None] = [None] * len(want.values)
     open_ = [i for i in range(len(want.values)) if _unexplained(got, want, exact, i, None) is not None]
     spread = zeros
-    for seed, (count, steps) in enumerate(ROUNDS if open_ else ()):
-        runs = sample(count, seed, steps)
+    for seed, (count, how) in enumerate(ROUNDS if open_ else ()):
+        runs, centre = sample(count, seed, how), want if how == "own" else exact
         for i in open_:
-            spread[i] = _widest(spread[i], exact.values[i], [r.values[i] for r in runs])
+            spread[i] = _widest(spread[i], centre.values[i], [r.values[i] for r in runs])
         open_ = [i for i in open_ if _unexplained(got, want, exact, i, spread[i]) is not None]
         if not open_:
             return None
@@ -81,11 +87,11 @@ def _by_rounding(got: Seen, want: Seen, exact: Seen, sample: Sampler) -> str | N
 
 
 def _widest(
-    before: torch.Tensor | None, exact: torch.Tensor | None, runs: Sequence[torch.Tensor | None]
+    before: torch.Tensor | None, middle: torch.Tensor | None, runs: Sequence[torch.Tensor | None]
 ) -> torch.Tensor | None:
-    if exact is None:
+    if middle is None:
         return None
-    centre = exact.double()
+    centre = middle.double()
     out = torch.zeros_like(centre) if before is None else before
     for run in runs:
         assert run is not None

@@ -207,9 +207,9 @@ def _sample(
     grain: Mapping[torch.dtype, float],
     count: int,
     seed: int,
-    steps: bool,
+    how: rules.How,
 ) -> list[Seen]:
-    return noise.samples(p, world, state, count, seed, grain, steps=steps)
+    return noise.samples(p, world, state, count, seed, grain, how=how)
 
 
 def refused(p: Program, why: Exception) -> str:
