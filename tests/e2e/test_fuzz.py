@@ -314,6 +314,23 @@ def test_a_norm_whose_bias_is_its_weight_may_be_off() -> None:
     assert off(1e-3) is not None
 
 
+def test_the_logarithm_of_a_sum_near_one_may_be_off() -> None:
+    """``-log(1 + exp(-8))``: in float32 the sum is a multiple of 2**-23."""
+    p = Program((Input("float32", (2,), seed=8),), (Line("{0} * 9", (0,)), Line("torch.log_softmax({0}, 0)", (1,))))
+    want, exact = in_eager(p, {}), in_float64(p, {})
+    state = torch.get_rng_state()
+    top = want.results[0].argmax()
+    assert -1e-2 < want.results[0][top] < 0
+
+    def off(by: float) -> str | None:
+        changed = want.results[0].clone()
+        changed[top] += by
+        return rules.difference(replace(want, results=[changed]), want, exact, functools.partial(sampled, p, state))
+
+    assert off(2.0**-23) is None
+    assert off(2.0**-16) is not None
+
+
 CANCELS = ("torch.softmax({0}, 0)", "F.log_softmax({0}, 0)", "F.layer_norm({0}, {0}.shape)")
 
 

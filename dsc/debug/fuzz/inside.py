@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 from dsc.torch_shim import TorchDispatchMode, decomposition_table
 
 CANCELS = tuple(
-    getattr(torch.ops.aten, n).default for n in "gelu gelu_backward native_layer_norm native_group_norm".split()
+    getattr(torch.ops.aten, n).default
+    for n in "gelu gelu_backward native_layer_norm native_group_norm _log_softmax".split()
 )
-"""Operators that PyTorch's own table keeps whole, and that subtract numbers close to one another: ``1 + erf(x)``, and a
-weight times a normalised number near -1 and a bias like the weight."""
+"""Operators that PyTorch's own table keeps whole, and that lose digits within: ``1 + erf(x)``, a weight times a normalised
+number near -1 and a bias like the weight, and the logarithm of a sum of exponentials near 1."""
 
 SUMS = frozenset((torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList))
 """Added up one by one, a number at a time is rounded to the grain of what was added up by then."""
