@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dsc.dynamo import LAYS_OUT, name_of, tensor_of, written
+from dsc.dynamo import LAYS_OUT, VIEWS, name_of, tensor_of, written
 from dsc.layouts import reads, shares
-from dsc.torch_shim import HigherOrderOperator, OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
+from dsc.torch_shim import OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -92,8 +92,7 @@ def _reach(node: Node, whole: torch.Tensor, found: dict[Node, None]) -> bool:
         return _add(node, found) if node.op == "placeholder" and value.layout == torch.strided else False
     if node.op == "placeholder":
         return _add(node, found)
-    method = node.op == "call_method"
-    if not method and not (node.op == "call_function" and _is_plain(node.target)):
+    if node.op not in ("call_method", "call_function") or not _may_be_called_again(node):
         return False
     if isinstance(value, (torch.Tensor, tuple, list)):
         if not any(reads(resolved(n), whole) for n in node.all_input_nodes):  # made here, and not a view
@@ -116,18 +115,24 @@ def _add(node: Node, found: dict[Node, None]) -> bool:
     return True
 
 
-def _is_plain(target: object) -> bool:
-    """A function of PyTorch or of numbers, which runs nothing that is given to it, and writes to nothing unless named so."""
-    if isinstance(target, HigherOrderOperator):
-        return False
+def _may_be_called_again(node: Node) -> bool:
+    """Whether a call does nothing but make a view, or a number of numbers and sizes."""
+    target = node.target
     if isinstance(target, OpOverload):
         return not target._schema.is_mutable
     if isinstance(target, OpOverloadPacket):
         return not any(s.is_mutable for s in target._schemas.values())
+    if node.op == "call_method":
+        return target in VIEWS or target in SIZES
     module = getattr(target, "__module__", None) or type(target).__module__
-    if module.startswith("torch._dynamo"):  # stands for a function of NumPy: ``wrapped_iadd`` writes
-        return False
-    return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins", "method_descriptor")
+    numbers = module.split(".")[0] in ("_operator", "operator", "math", "builtins") or name_of(node).startswith("sym_")
+    if numbers and not _has_tensors(node):
+        return True
+    return name_of(node) in VIEWS | SIZES and not module.startswith(("torch._dynamo", "torch._C._functorch"))
+
+
+def _has_tensors(node: Node) -> bool:
+    return any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in (node, *node.all_input_nodes))
 
 
 def resolved(node: Node) -> Node:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from dsc import absent, aliases, blame, collector, compiler, errors, traps, warm, watch
 from dsc import options as opt
 from dsc import target as targets
+from dsc.dynamo import spell_alike
 from dsc.options import Options
 from dsc.python_numbers import in_full
 from dsc.repair import buried, for_eager, repair
@@ -41,6 +42,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     Graphs that AOTAutograd cannot trace, or traces wrongly, run in eager after a warning.
     """
     watchers = watch.captured(listeners(options), gm, example_inputs)
+    spell_alike(gm)
     example_inputs = in_full(gm, example_inputs)
     report_recompile(gm)
     if (trap := traps.find(gm) or buried(gm)) is not None:

@@ -6,7 +6,7 @@ import inspect
 import operator
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 DRAWS = frozenset(
     """
@@ -38,12 +38,38 @@ def tensor_of(value: object) -> torch.Tensor | None:
     return t if isinstance(t, torch.Tensor) and t.layout == torch.strided else None
 
 
+VIEWS = frozenset(
+    """
+    view view_as reshape reshape_as flatten unflatten ravel as_strided expand expand_as broadcast_to broadcast_tensors
+    transpose t permute movedim moveaxis swapaxes swapdims adjoint T H mT mH squeeze unsqueeze
+    atleast_1d atleast_2d atleast_3d select narrow diagonal unfold getitem getattr
+    split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind
+    real imag view_as_real view_as_complex conj resolve_conj resolve_neg detach data alias lift_fresh
+    contiguous to type type_as float double half bfloat16 int long short char byte bool cfloat cdouble cpu cuda as_tensor
+    asarray positive meshgrid
+    """.split()
+)
+"""Calls whose result may be a view of an operand, or the operand itself, and that do nothing else: eager may make them twice."""
+
 AUGMENTED = frozenset(
     f
     for name in "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul".split()
     if callable(f := getattr(operator, name))
 )
 """``x += y`` and its kind, which write to ``x``."""
+
+
+_SPELLED = {f"__{f.__name__}__": f for f in (*AUGMENTED, operator.setitem, operator.getitem)}
+
+
+def spell_alike(gm: GraphModule) -> None:
+    """``x.__iadd__(y)`` -> ``operator.iadd(x, y)``, in place: one spelling of what writes and of what indexes."""
+    changed = False
+    for n in gm.graph.nodes:
+        if n.op == "call_method" and n.target in _SPELLED:
+            n.op, n.target, changed = "call_function", _SPELLED[n.target], True
+    if changed:
+        gm.recompile()
 
 
 def is_named_as_write(name: str) -> bool:

@@ -246,6 +246,31 @@ def numpy_arrays_written_in_place() -> Case:
     return Case(fn, [(randn(4, seed=i), randn(4, seed=i + 9)) for i in range(2)])
 
 
+def writes_spelled_as_methods() -> Case:
+    """``x.__iadd__(y)`` writes as ``x += y`` does, once, whatever views of it are given out."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        a, b = x.__iadd__(1)[0], x.__imul__(2).t()
+        y.__setitem__(0, 3.0)
+        y.t().__isub__(x.sum())
+        return a, b, x.__getitem__(1), y.__itruediv__(2)[1:], x
+
+    return Case(fn, [(randn(3, 4, seed=i), randn(2, 3, seed=i + 5)) for i in range(2)])
+
+
+def writes_inside_of_transforms() -> Case:
+    """Views made under ``torch.func``, whose calls mean something inside of the transform alone, beside writes."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        x.mul_(2)
+        rows = torch.vmap(lambda v: v[1:])(x)
+        columns = torch.vmap(lambda v: v.view(-1, 1), in_dims=1, out_dims=1)(y)
+        slope, part = torch.func.grad(lambda v: ((v * v).sum(), v[1:]), has_aux=True)(y)
+        return rows, columns, slope, part, x.t()
+
+    return Case(fn, [(randn(3, 4), randn(4, 2, seed=1))])
+
+
 @functools.cache
 def aliasing() -> Any:
     """Old operators of users, whose schemas alias; they live as long as their library."""
@@ -288,4 +313,6 @@ CASES = (
     written_input_beside_another_layout,
     numpy_arrays_written_in_place,
     operators_that_write_and_give_views,
+    writes_spelled_as_methods,
+    writes_inside_of_transforms,
 )
