@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dsc.dynamo import LAYS_OUT, VIEWS, name_of, tensor_of, written
-from dsc.layouts import reads, shares
+from dsc.layouts import hint, is_dense, reads, shares
 from dsc.torch_shim import OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -52,7 +52,20 @@ def left(gm: GraphModule) -> str | None:
             continue
         if not all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset())):
             return "AOTAutograd makes views of written inputs by strides that are not theirs"
+    if any(name_of(n) == "as_strided" and _reads_around(n, gm) for n in gm.graph.nodes):
+        return "AOTAutograd takes as_strided of a written input from a copy, which has not all of the memory around it"
     return None
+
+
+def _reads_around(node: Node, gm: GraphModule) -> bool:
+    """Whether places of memory are named that a dense copy of the input would have elsewhere, or not at all."""
+    value = tensor_of(node)
+    source = input_of(node, gm)
+    whole = tensor_of(source)
+    if value is None or whole is None or whole._version == 0:
+        return False
+    last = hint(value.storage_offset()) + sum((hint(n) - 1) * hint(s) for n, s in zip(value.shape, value.stride()))
+    return hint(whole.storage_offset()) != 0 or not is_dense(whole) or last >= hint(whole.numel())
 
 
 def merged(compiled: Callable[..., Any], views: GraphModule, places: Sequence[int], count: int) -> Callable[..., Any]:

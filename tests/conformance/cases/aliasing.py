@@ -193,6 +193,22 @@ def views_of_expanded_inputs() -> Case:
     return Case(fn, [(randn(1, 3, 6).expand(4, 3, 6).detach().requires_grad_(),)], grad=True)
 
 
+def places_around_a_written_part() -> Case:
+    """``as_strided`` counts from the start of the memory: places around a part of it, before and after writes to the part."""
+
+    def fn(x: Tensor, y: Tensor) -> Any:
+        before = x.as_strided((2, 2), (1, 2), 1)
+        x.add_(1)
+        after = x.as_strided((3, 2), (10, 3))
+        y.T.mul_(2)
+        return before * 2, after + 1, y.as_strided((2, 3), (1, 2), 1) * 3, y.as_strided((2,), (1,), 2)
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        return randn(6, 10)[1:5, 2:7], randn(4, 10, seed=1)[:, ::2]
+
+    return Case(fn, [inputs(), inputs()])
+
+
 CASES = (
     views_and_detached_alias_outputs,
     equal_outputs_do_not_share,
@@ -210,4 +226,5 @@ CASES = (
     views_that_are_written,
     views_of_inputs_of_changing_sizes,
     views_of_expanded_inputs,
+    places_around_a_written_part,
 )
