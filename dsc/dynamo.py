@@ -14,6 +14,7 @@ DRAWS = frozenset(
     bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_
     dropout dropout_ dropout1d dropout2d dropout3d feature_dropout feature_dropout_ alpha_dropout alpha_dropout_
     feature_alpha_dropout feature_alpha_dropout_ rrelu rrelu_ scaled_dot_product_attention gumbel_softmax
+    native_dropout rrelu_with_noise multi_head_attention_forward
     """.split()
 )
 """Draw random numbers."""

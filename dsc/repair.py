@@ -13,6 +13,7 @@ What writes lose by being made functional is put right in ``dsc.layouts``, what 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,10 +65,14 @@ def with_unread(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[...,
     unread, sources = list(unread_calls(gm)), list(layouts.sources_of_overlaps(gm))
     if not unread and not sources:
         return lambda compiled: compiled
-    with gm.graph.inserting_before(output):
-        extra = [gm.graph.call_method("detach", (n,)) for n in unread]
-    for added, n in zip(extra, unread):
-        added.meta["example_value"] = n.meta["example_value"].detach()
+    extra = []
+    for n in unread:
+        value, place = n.meta["example_value"], first_tensor(n)
+        with gm.graph.inserting_before(output):
+            one = n if place is None else gm.graph.call_function(operator.getitem, (n, place))
+            extra.append(gm.graph.call_method("detach", (one,)))
+        one.meta["example_value"] = value if place is None else value[place]
+        extra[-1].meta["example_value"] = one.meta["example_value"].detach()
     output.args = ((*results, *extra, *sources),)
     gm.recompile()
     return lambda compiled: lambda *inputs: tuple(compiled(*inputs))[: len(results)]
@@ -76,7 +81,7 @@ def with_unread(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[...,
 def buried(gm: GraphModule) -> str | None:
     """Why the graph cannot be repaired: an unread call inside of a region draws random numbers."""
     inner = (m for m in gm.modules() if isinstance(m, GraphModule) and m is not gm)
-    names = [name_of(n) for m in inner for n in unread_calls(m) if name_of(n) in DRAWS]
+    names = [name_of(n) for m in inner for n in unread_calls(m) if name_of(n).split(".")[0] in DRAWS]
     return f"AOTAutograd drops {names[0]}, whose numbers nobody reads, from a region" if names else None
 
 
@@ -118,7 +123,7 @@ def drop_idle_dropout(gm: GraphModule) -> None:
 
 
 def unread_calls(gm: GraphModule) -> Iterator[Node]:
-    """Calls that draw or check, that no result depends on, and that give one tensor."""
+    """Calls that draw or check, that no result depends on, and that give a tensor or several."""
     read: set[Node] = set()
     for node in reversed(gm.graph.nodes):
         if node.op == "output" or node in read:
@@ -126,13 +131,20 @@ def unread_calls(gm: GraphModule) -> Iterator[Node]:
     for node in gm.graph.nodes:
         if node.op not in ("call_function", "call_method") or node in read:
             continue
-        if not isinstance(node.meta.get("example_value"), torch.Tensor):
+        if first_tensor(node) is None and not isinstance(node.meta.get("example_value"), torch.Tensor):
             continue
-        name = name_of(node)
+        name = name_of(node).split(".")[0]
         if written(node) is not None and aliases.input_of(node, gm) is not None:
             continue  # what writes to an input stays
         if name in DRAWS or name in CHECKS or (name == "getitem" and indexes_by_tensor(node)):
             yield node
+
+
+def first_tensor(node: Node) -> int | None:
+    """The place of the first tensor among several results; None of one result, and where there is none."""
+    value = node.meta.get("example_value")
+    several = value if isinstance(value, (tuple, list)) else ()
+    return next((i for i, v in enumerate(several) if isinstance(v, torch.Tensor)), None)
 
 
 def values_read(node: Node) -> set[Node]:

@@ -204,6 +204,25 @@ def dropout_of_other_kinds_by_layout() -> Case:
     return Case(fn, [layouts()])
 
 
+def unread_draws_of_operators() -> Case:
+    """Draws called as operators, by overload, or of several results, of which nothing is read, or the dtype alone."""
+    aten = torch.ops.aten
+
+    def fn(x: Tensor) -> Any:
+        pattern = aten.native_dropout(x, 0.4, True)[0]
+        aten.native_dropout.default(x, 0.4, True)
+        aten.bernoulli.p(x, 0.3)
+        aten.rand_like.default(x)
+        aten.rrelu_with_noise(x, torch.empty_like(x), 0.1, 0.3, True)
+        lone = x[:, None]
+        F.multi_head_attention_forward(
+            lone, lone, lone, 4, 2, x.new_ones(12, 4), None, None, None, False, 0.5, x.new_ones(4, 4), None
+        )
+        return x.sin().type_as(pattern), torch.rand(3)
+
+    return Case(fn, [(randn(6, 4, seed=i, grad=bool(i)),) for i in range(2)], grad=True)
+
+
 CASES = (
     draws_in_place_by_layout,
     normal_numbers_by_layout,
@@ -222,4 +241,5 @@ CASES = (
     attention_dropout,
     noise_used_twice,
     gumbel_and_sampling,
+    unread_draws_of_operators,
 )
