@@ -29,8 +29,9 @@ LAYS_OUT = frozenset(
 
 
 def name_of(node: Node) -> str:
-    """``dropout`` of ``F.dropout``, of ``torch.dropout`` and of a method."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    """``dropout`` of ``F.dropout``, of ``torch.dropout`` and of a method; ``add_`` of ``aten.add_.Tensor`` too."""
+    name: str = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.split(".")[0]  # an overload names itself
 
 
 def tensor_of(value: object) -> torch.Tensor | None:
@@ -42,10 +43,10 @@ def tensor_of(value: object) -> torch.Tensor | None:
 VIEWS = frozenset(
     """
     view view_as reshape reshape_as flatten unflatten ravel as_strided expand expand_as broadcast_to broadcast_tensors
-    transpose t permute movedim moveaxis swapaxes swapdims adjoint T H mT mH squeeze unsqueeze
+    transpose t permute movedim moveaxis swapaxes swapdims adjoint squeeze unsqueeze
     atleast_1d atleast_2d atleast_3d select narrow diagonal unfold getitem getattr
     split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind
-    real imag view_as_real view_as_complex conj resolve_conj resolve_neg detach data alias lift_fresh
+    real imag view_as_real view_as_complex conj resolve_conj resolve_neg detach _get_data_attr alias lift_fresh
     contiguous to type type_as float double half bfloat16 int long short char byte bool cfloat cdouble cpu cuda as_tensor
     asarray positive meshgrid
     """.split()
@@ -58,7 +59,6 @@ AUGMENTED = frozenset(
     if callable(f := getattr(operator, name))
 )
 """``x += y`` and its kind, which write to ``x``."""
-
 
 _SPELLED = {f"__{f.__name__}__": f for f in (*AUGMENTED, operator.setitem, operator.getitem)}
 
@@ -74,8 +74,8 @@ def spell_alike(gm: GraphModule) -> None:
 
 
 def is_named_as_write(name: str) -> bool:
-    """``add_`` and ``add_.Tensor``, and not ``__add__``."""
-    return name.split(".")[0].endswith("_") and not name.endswith("__")
+    """``add_``, and not ``__add__``."""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def written(node: Node) -> Node | None:

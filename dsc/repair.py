@@ -81,7 +81,7 @@ def with_unread(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[...,
 def buried(gm: GraphModule) -> str | None:
     """Why the graph cannot be repaired: an unread call inside of a region draws random numbers."""
     inner = (m for m in gm.modules() if isinstance(m, GraphModule) and m is not gm)
-    names = [name_of(n) for m in inner for n in unread_calls(m) if name_of(n).split(".")[0] in DRAWS]
+    names = [name for m in inner for n in unread_calls(m) if (name := name_of(n)) in DRAWS]
     return f"AOTAutograd drops {names[0]}, whose numbers nobody reads, from a region" if names else None
 
 
@@ -133,7 +133,7 @@ def unread_calls(gm: GraphModule) -> Iterator[Node]:
             continue
         if first_tensor(node) is None and not isinstance(node.meta.get("example_value"), torch.Tensor):
             continue
-        name = name_of(node).split(".")[0]
+        name = name_of(node)
         if written(node) is not None and aliases.input_of(node, gm) is not None:
             continue  # what writes to an input stays
         if name in DRAWS or name in CHECKS or (name == "getitem" and indexes_by_tensor(node)):

@@ -12,12 +12,11 @@ import torch
 from torch.fx import Node
 
 from dsc import domain, ops
+from dsc.runtime.run import WORDS
 from dsc.torch_shim import optimization_hint
 
-TAKEN = frozenset(
-    {"torch", "aten", "math", "device", "empty_strided", "expect", "take", "give", "arena", "args", "call"}
-)
-"""Names that mean something else in every program (``dsc.runtime.run.WORDS``, and what ``dsc.emit`` writes)."""
+TAKEN = frozenset({*WORDS, "take", "give", "arena", "args", "call"})
+"""Names that mean something else in every program: what it may mention, and what ``dsc.emit`` writes."""
 
 _TAKEN = re.compile(r"(run|replay|const)_\d+_*|op_\w+|(s|u|zf|zuf)\d+")
 """What a program numbers or names after something: calls of kernels, replays, constants, operators, sizes."""

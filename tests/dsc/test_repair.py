@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from dsc import traps
+from dsc.dynamo import name_of, written
 from dsc.repair import buried, for_eager, repair
 from kit_graphs import captured
 
@@ -147,3 +148,16 @@ def test_writes_into_shared_places_are_left_to_eager() -> None:
     wide.meta["example_value"] = torch.ones(1, 3).expand(4, 3)
     g.output((g.call_method("add_", (wide, 1)),))
     assert "one place in memory" in str(traps.find(GraphModule(torch.nn.Module(), g)))
+
+
+def test_overloads_are_named_as_methods_are() -> None:
+    aten = torch.ops.aten
+
+    def fn(x: Tensor) -> Tensor:
+        aten.add_.Tensor(x, x)
+        aten.t_.default(x)
+        return aten.as_strided.default(aten.sin(x), (2,), (1,))
+
+    nodes = [n for n in captured(fn, torch.ones(2, 2)).graph.nodes if n.op == "call_function"]
+    assert [name_of(n) for n in nodes] == ["add_", "t_", "sin", "as_strided"]
+    assert [written(n) is not None for n in nodes] == [True, False, False, False]

@@ -164,23 +164,18 @@ def test_shrinking_keeps_what_fails_only_together() -> None:
     assert few == [many[1], many[4]]
 
 
-def right() -> tuple[Seen, Seen]:
-    return in_eager(SMALL, {}), in_float64(SMALL, {})
-
-
 def sampled(p: Program, state: torch.Tensor, count: int, seed: int, how: rules.How) -> list[Seen]:
     return noise.samples(p, {}, state, count, seed, how=how)
 
 
-def judged(got: Seen) -> str | None:
-    want, exact = right()
-    state = torch.get_rng_state()
-    return rules.difference(got, want, exact, functools.partial(sampled, SMALL, state))
+def judged(got: Seen, p: Program = SMALL) -> str | None:
+    want, exact = in_eager(p, {}), in_float64(p, {})
+    return rules.difference(got, want, exact, functools.partial(sampled, p, torch.get_rng_state()))
 
 
 @pytest.mark.parametrize("wrong", ["value", "last bits", "strides", "dtype", "no gradient", "memory", "wants grad"])
 def test_a_wrong_answer_is_seen(wrong: str) -> None:
-    seen, _ = right()
+    seen = in_eager(SMALL, {})
     assert judged(seen) is None
     (y,) = seen.results
     changed = {
@@ -196,7 +191,7 @@ def test_a_wrong_answer_is_seen(wrong: str) -> None:
 
 
 def test_a_rounding_on_the_way_is_allowed() -> None:
-    seen, _ = right()
+    seen = in_eager(SMALL, {})
     assert judged(replace(seen, results=[seen.results[0] + 2e-7])) is None
 
 
@@ -228,14 +223,12 @@ def test_gradients_of_a_value_that_a_line_names_twice_are_added_in_its_dtype() -
     """-0.517 + 0.484 - 0.033 in bfloat16: which two come first decides the last bits of what is left."""
     line = Line("torch.cat([{0}, {1}.to(torch.float64)], 0)", (0, 0))
     p = Program((Input("bfloat16", (19, 19), seed=1, grad=True),), (line, Line("{0}.reshape({0}.shape)", (0,))))
-    want, exact = in_eager(p, {}), in_float64(p, {})
+    want = in_eager(p, {})
     (g,) = want.gradients
     assert g is not None
-    state = torch.get_rng_state()
 
     def off(by: float) -> str | None:
-        seen = replace(want, gradients=[g + by])
-        return rules.difference(seen, want, exact, functools.partial(sampled, p, state))
+        return judged(replace(want, gradients=[g + by]), p)
 
     assert off(2.0**-10) is None
     assert off(2.0**-4) is not None
@@ -246,12 +239,10 @@ def test_partial_sums_that_grow_before_they_come_back_may_be_off() -> None:
     p = Program(
         (Input("float32", (256,), seed=1, grad=True),), (Line("torch.sort({0}).values", (0,)), Line("{0}.sum()", (1,)))
     )
-    want, exact = in_eager(p, {}), in_float64(p, {})
-    state = torch.get_rng_state()
+    want = in_eager(p, {})
 
     def off(by: float) -> str | None:
-        seen = replace(want, results=[*want.results[:-1], want.results[-1] + by])
-        return rules.difference(seen, want, exact, functools.partial(sampled, p, state))
+        return judged(replace(want, results=[*want.results[:-1], want.results[-1] + by]), p)
 
     assert off(2e-4) is None
     assert off(2e-2) is not None
@@ -261,17 +252,14 @@ def test_a_last_bit_decides_whether_numbers_of_16_bits_are_equal() -> None:
     """In float64 a number that was rounded another way never equals one of 16 bits."""
     inputs = (Input("bfloat16", (5, 5, 5, 16), seed=29861), Input("bfloat16", (), seed=32360))
     p = Program(inputs, (Line("torch.rsqrt({0} * {0} + 1)", (1,)), Line("{0} != {1}", (2, 0))))
-    want, exact = in_eager(p, {}), in_float64(p, {})
-    state = torch.get_rng_state()
+    want = in_eager(p, {})
     x, y = p.tensors({})
     away = (x.double() - torch.rsqrt(y.double() ** 2 + 1)).abs().reshape(-1)
 
     def turned(at: int) -> str | None:
         flipped = want.results[-1].clone()
         flipped.view(-1)[at] ^= True
-        return rules.difference(
-            replace(want, results=[*want.results[:-1], flipped]), want, exact, functools.partial(sampled, p, state)
-        )
+        return judged(replace(want, results=[*want.results[:-1], flipped]), p)
 
     assert turned(int(away.argmin())) is None
     assert turned(int(away.argmax())) is not None
@@ -283,16 +271,13 @@ def test_a_sum_within_a_line_may_be_rounded_the_other_way() -> None:
         (Input("float16", (4096,), seed=5),), (Line("{0} * 0.01", (0,)), Line("torch.log({0}.abs() + 1)", (1,)))
     )
     want, exact = in_eager(p, {}), in_float64(p, {})
-    state = torch.get_rng_state()
     small = (p.tensors({})[0] * 0.01).double().abs()
     place = ((small * 2**10) % 1 - 0.5).abs().argmin()
 
     def off(by: float) -> str | None:
         changed = want.results[-1].clone()
         changed[place] += by
-        return rules.difference(
-            replace(want, results=[*want.results[:-1], changed]), want, exact, functools.partial(sampled, p, state)
-        )
+        return judged(replace(want, results=[*want.results[:-1], changed]), p)
 
     up = 1 if exact.results[-1][place] > want.results[-1][place] else -1
     assert off(up * 2.0**-10) is None
@@ -303,12 +288,10 @@ def test_a_norm_whose_bias_is_its_weight_may_be_off() -> None:
     """Of two numbers the lower is normalised to nearly -1: what is left are the roundings inside of the norm."""
     line = Line("F.layer_norm({0}, {0}.shape, {1}, {1})", (0, 1))
     p = Program((Input("float32", (2,), seed=2), Input("float32", (2,), seed=3)), (line,))
-    want, exact = in_eager(p, {}), in_float64(p, {})
-    state = torch.get_rng_state()
+    want = in_eager(p, {})
 
     def off(by: float) -> str | None:
-        seen = replace(want, results=[want.results[0] + by])
-        return rules.difference(seen, want, exact, functools.partial(sampled, p, state))
+        return judged(replace(want, results=[want.results[0] + by]), p)
 
     assert off(5e-8) is None
     assert off(1e-3) is not None
@@ -317,15 +300,14 @@ def test_a_norm_whose_bias_is_its_weight_may_be_off() -> None:
 def test_the_logarithm_of_a_sum_near_one_may_be_off() -> None:
     """``-log(1 + exp(-8))``: in float32 the sum is a multiple of 2**-23."""
     p = Program((Input("float32", (2,), seed=8),), (Line("{0} * 9", (0,)), Line("torch.log_softmax({0}, 0)", (1,))))
-    want, exact = in_eager(p, {}), in_float64(p, {})
-    state = torch.get_rng_state()
+    want = in_eager(p, {})
     top = want.results[0].argmax()
     assert -1e-2 < want.results[0][top] < 0
 
     def off(by: float) -> str | None:
         changed = want.results[0].clone()
         changed[top] += by
-        return rules.difference(replace(want, results=[changed]), want, exact, functools.partial(sampled, p, state))
+        return judged(replace(want, results=[changed]), p)
 
     assert off(2.0**-23) is None
     assert off(2.0**-16) is not None
@@ -338,14 +320,12 @@ CANCELS = ("torch.softmax({0}, 0)", "F.log_softmax({0}, 0)", "F.layer_norm({0}, 
 def test_what_cancels_inside_of_an_operator_may_be_off(line: str) -> None:
     """Of one number, the gradient is 0 but for roundings, which no two machines share."""
     p = Program((Input("float32", (1,), seed=3, grad=True),), (Line(line, (0,)), Line("{0} * 0.3", (1,))))
-    want, exact = in_eager(p, {}), in_float64(p, {})
-    state = torch.get_rng_state()
+    want = in_eager(p, {})
 
     def off(by: float) -> str | None:
         (g,) = want.gradients
         assert g is not None
-        seen = replace(want, gradients=[g + by])
-        return rules.difference(seen, want, exact, functools.partial(sampled, p, state))
+        return judged(replace(want, gradients=[g + by]), p)
 
     assert off(1e-8) is None
     assert off(1e-2) is not None

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from dsc.debug.fuzz.inside import Stepwise
 from dsc.debug.fuzz.observe import Seen, observe, set_random_state
 from dsc.debug.fuzz.program import Program, World, execute
+from dsc.debug.fuzz.rules import How
 
 GRAIN = {torch.float64: 2.0**-47, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Relative size of a rounding: half a unit in the last place of the 16-bit dtypes, whose operators round once; four
@@ -66,7 +67,7 @@ def samples(
     seed: int,
     grain: Mapping[torch.dtype, float] = GRAIN,
     *,
-    how: Literal["exact", "inside", "own"] = "exact",
+    how: How = "exact",
 ) -> list[Seen]:
     """``count`` runs from the random ``state``, each with other roundings; in float64 unless in their ``own`` dtypes."""
     exact = how != "own"
